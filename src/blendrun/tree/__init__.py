@@ -1,0 +1,1 @@
+"""Prefix tree over all prompts of a job, in columns."""
