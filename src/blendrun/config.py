@@ -66,7 +66,9 @@ def from_table(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     if missing:
         raise InputError(f"{where}: missing key {', '.join(map(repr, missing))}")
     hints = typing.get_type_hints(cls)
-    return cls(**{key: _convert(value, hints[key], f"{where}: {key}") for key, value in table.items()})
+    return cls(
+        **{key: _convert(value, hints[key], f"{where}: {key}") for key, value in table.items()}
+    )
 
 
 def resolve(

@@ -20,7 +20,7 @@ import numpy as np
 from blendrun.engine.page_pool import PagePool
 from blendrun.errors import BackendError
 from blendrun.schedule.batch import CacheWrites, Match
-from blendrun.tree.prefix_tree import Int32, PrefixTree
+from blendrun.tree.prefix_tree import Int32, Int64, PrefixTree
 
 _NOBODY = -1
 
@@ -140,14 +140,16 @@ class PrefixCache:
             if a < b:
                 self._fill(slot, segment, a, b, token_base + a - start)
         if end > own.start:
-            self._fill(slot, own, max(start, own.start), end, token_base + max(own.start - start, 0))
+            self._fill(
+                slot, own, max(start, own.start), end, token_base + max(own.start - start, 0)
+            )
         elif end == own.start and not own.pages:
             self._open(slot, own)
         self._claim(slot, end)
         still = self._promised[slot] - (self._taken - before)
         self._promised[slot] = max(still, 0) if end < self._goal[slot] else 0
 
-    def extend_decodes(self, slots: Int32, positions: Int32) -> None:
+    def extend_decodes(self, slots: Int64, positions: Int32) -> None:
         size = self.page_size
         for i in np.flatnonzero(positions % size == 0):
             slot, position = int(slots[i]), int(positions[i])
@@ -157,9 +159,11 @@ class PrefixCache:
                 own.pages.append(page)
                 self.page_table[slot, position // size] = page
         pages = self.page_table[slots, positions // size].astype(np.int64)
-        self._writes.append((np.arange(len(slots), dtype=np.int32), pages * size + positions % size))
+        self._writes.append(
+            (np.arange(len(slots), dtype=np.int32), pages * size + positions % size)
+        )
 
-    def decode_pages(self, slots: Int32, positions: Int32) -> int:
+    def decode_pages(self, slots: Int64, positions: Int32) -> int:
         at_edge = np.flatnonzero(positions % self.page_size == 0)
         return sum(int(positions[i]) > self._path[int(slots[i])][-1].start for i in at_edge)
 
@@ -309,7 +313,7 @@ class PrefixCache:
             )
 
     def _computed_now(self, slot: int, start: int, end: int) -> tuple[list[int], list[int]]:
-        """Batch tokens and page offsets of the positions in [start, end) that this step computes."""
+        """Batch tokens and page offsets of positions in [start, end) that this step computes."""
         tokens, offsets = [], []
         for segment in self._path[slot]:
             if segment.step == self._step:
@@ -341,7 +345,7 @@ class PrefixCache:
         del self._nodes[segment.node]
 
     def _clear_writes(self) -> None:
-        self._writes: list[tuple[Int32, np.ndarray[tuple[int], np.dtype[np.int64]]]] = []
+        self._writes: list[tuple[Int32, Int64]] = []
         self._copies: list[tuple[int, int]] = []
         self._copy_source: dict[int, int] = {}
         self._taken = 0

@@ -69,10 +69,10 @@ class KVCache(Protocol):
     def extend(self, slot: int, start: int, end: int, token_base: int) -> None:
         """Make room for positions [start, end); `start` is token `token_base` of the batch."""
 
-    def extend_decodes(self, slots: Int32, positions: Int32) -> None:
+    def extend_decodes(self, slots: Int64, positions: Int32) -> None:
         """Make room for one token per row; rows are tokens 0, 1, … of the batch."""
 
-    def decode_pages(self, slots: Int32, positions: Int32) -> int:
+    def decode_pages(self, slots: Int64, positions: Int32) -> int:
         """Pages that `extend_decodes` would take."""
 
     def release(self, slot: int, finished: bool) -> None: ...

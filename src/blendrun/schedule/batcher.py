@@ -118,7 +118,7 @@ class Batcher:
         """Slots that decode in this step, in slot order; preempts until their pages are there."""
         while True:
             running = np.flatnonzero(self._request != _FREE)
-            slots = running[self._decoding[running]]
+            slots: Int64 = running[self._decoding[running]]
             need = self._cache.decode_pages(slots, self._computed[slots])
             if need <= self._cache.available_pages():
                 return slots

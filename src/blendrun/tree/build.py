@@ -46,8 +46,10 @@ def arrange(topology: Topology, rank: npt.NDArray[np.float64]) -> PrefixTree:
     children = np.lexsort((np.arange(num_nodes), rank, topology.parent)).astype(np.int32)
     children = children[children != root]
     child_start = np.searchsorted(topology.parent[children], np.arange(num_nodes + 1))
-    num_requests = _num_leaves(topology)
-    return PrefixTree(*_preorder(topology.parent, topology.depth, children, child_start, num_requests))
+    columns = _preorder(
+        topology.parent, topology.depth, children, child_start, _num_leaves(topology)
+    )
+    return PrefixTree(*columns)
 
 
 def topology_of(tree: PrefixTree) -> tuple[Topology, Int32]:
@@ -72,7 +74,8 @@ def _num_leaves(topology: Topology) -> int:
 
 def _first_below(topology: Topology, leaf_rank: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Smallest rank of a leaf below each inner node."""
-    return _min_below(topology.parent, leaf_rank, _num_leaves(topology))
+    lowest: npt.NDArray[np.float64] = _min_below(topology.parent, leaf_rank, _num_leaves(topology))
+    return lowest
 
 
 @numba.njit(cache=True)

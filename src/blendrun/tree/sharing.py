@@ -21,9 +21,7 @@ def computed_prompt_tokens(
         output_len: int32[N] expected output tokens.
     """
     return int(
-        _replay(
-            tree.parent, tree.edge_len, tree.leaf_node, sequence, output_len, capacity_tokens
-        )
+        _replay(tree.parent, tree.edge_len, tree.leaf_node, sequence, output_len, capacity_tokens)
     )
 
 

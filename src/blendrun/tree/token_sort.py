@@ -31,14 +31,14 @@ def sort_prompts(tokens: Int32, offsets: Int64) -> tuple[Int32, Int32]:
 def _token_at(tokens: Int32, offsets: Int64, request: int, depth: int) -> int:
     """Token of a prompt at `depth`; -1 past its end, so that a prefix sorts before the longer."""
     at = offsets[request] + depth
-    return tokens[at] if at < offsets[request + 1] else -1
+    return int(tokens[at]) if at < offsets[request + 1] else -1
 
 
 @numba.njit(cache=True)
 def _shared_len(tokens: Int32, offsets: Int64, a: int, b: int, start: int, limit: int) -> int:
     """Tokens that prompts a and b share, known to be at least `start`; stops at `limit`."""
     limit = min(limit, offsets[a + 1] - offsets[a], offsets[b + 1] - offsets[b])
-    depth = start
+    depth = int(start)
     while depth < limit and tokens[offsets[a] + depth] == tokens[offsets[b] + depth]:
         depth += 1
     return depth
@@ -61,7 +61,7 @@ def _group_shared_len(
 def _partition(
     tokens: Int32, offsets: Int64, order: Int32, low: int, high: int, depth: int
 ) -> tuple[int, int, int]:
-    """Three-way partition of order[low:high] by the token at `depth`: [low, lt) [lt, gt) [gt, high)."""
+    """Put order[low:high] below, at and above a pivot token at `depth`; lt, gt and the pivot."""
     a = _token_at(tokens, offsets, order[low], depth)
     b = _token_at(tokens, offsets, order[(low + high) // 2], depth)
     c = _token_at(tokens, offsets, order[high - 1], depth)
@@ -99,9 +99,7 @@ def _sort(tokens: Int32, offsets: Int64, order: Int32) -> None:
 
 
 @numba.njit(cache=True)
-def _shared_with_previous(
-    tokens: Int32, offsets: Int64, order: Int32
-) -> npt.NDArray[np.int32]:
+def _shared_with_previous(tokens: Int32, offsets: Int64, order: Int32) -> npt.NDArray[np.int32]:
     shared = np.zeros(len(order), np.int32)
     for i in range(1, len(order)):
         limit = offsets[order[i] + 1] - offsets[order[i]]

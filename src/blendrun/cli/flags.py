@@ -1,0 +1,113 @@
+"""Flags that several commands share. A flag that is not given is None: the defaults stand in the
+dataclasses of settings."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from blendrun.config import Resolved, read_toml, resolve
+from blendrun.engine.settings import ExecuteSettings
+from blendrun.errors import InputError
+from blendrun.schedule.settings import PlanSettings
+from blendrun.units import parse_bytes
+
+
+def _default(settings: type[Any], name: str) -> str:
+    value = next(f.default for f in fields(settings) if f.name == name)
+    return "" if value is None or value == () else f" (default: {value})"
+
+
+def _plan(name: str, help_text: str, *decls: str, **more: Any) -> Any:
+    return typer.Option(*decls, help=help_text + _default(PlanSettings, name), **more)
+
+
+def _run(name: str, help_text: str, *decls: str, **more: Any) -> Any:
+    return typer.Option(*decls, help=help_text + _default(ExecuteSettings, name), **more)
+
+
+Prompts = Annotated[
+    list[str], typer.Argument(help="Parquet or JSONL files, folders or glob patterns.")
+]
+Config = Annotated[
+    Path | None, typer.Option(help="Job file (TOML) with any of these settings; flags win.")
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="Hugging Face id, checkpoint folder, .gguf file; to plan only, a shape (.toml)."
+    ),
+]
+Tokenizer = Annotated[
+    str | None, typer.Option(help="Folder or id of a tokenizer, for a model shape.")
+]
+Hardware = Annotated[
+    str | None, _plan("hardware", "Hardware profile: a name, a TOML file, or auto.")
+]
+PolicyFlag = Annotated[
+    str | None, _plan("policy", "blendserve, dfs, arrival or random.", "--policy")
+]
+Cost = Annotated[str | None, _plan("cost", "Cost model: product, or paper for its formulas.")]
+Tp = Annotated[int | None, _plan("tp", "Tensor-parallel ranks.")]
+Dp = Annotated[int | None, _plan("dp", "Data-parallel ranks.")]
+Limit = Annotated[int | None, typer.Option(help="Only the first N rows.")]
+KeepSharing = Annotated[
+    float | None, _plan("keep_sharing", "Share of prefix sharing that splitting must keep.")
+]
+PriorOutputLen = Annotated[
+    int | None, _plan("prior_output_len", "Tokens expected where only a larger max_tokens tells.")
+]
+PromptColumn = Annotated[str | None, typer.Option(help="Column with plain text prompts.")]
+MessagesColumn = Annotated[str | None, typer.Option(help="Column with chats.")]
+TokenIdsColumn = Annotated[str | None, typer.Option(help="Column with prompts as token ids.")]
+MaxTokensColumn = Annotated[str | None, typer.Option(help="Column with max_tokens.")]
+OutputLenColumn = Annotated[
+    str | None, typer.Option(help="Column with expected output lengths in tokens.")
+]
+MaxTokens = Annotated[int | None, _plan("max_tokens", "Longest answer of rows that do not say.")]
+Temperature = Annotated[float | None, _plan("temperature", "0 is greedy.")]
+TopP = Annotated[float | None, _plan("top_p", "Nucleus of the draw.")]
+TopK = Annotated[int | None, _plan("top_k", "Draw among the k best; 0 is off.")]
+MinP = Annotated[float | None, _plan("min_p", "Least probability, relative to the best.")]
+Seed = Annotated[int | None, _plan("seed", "Seed of draws and of random order.")]
+Stop = Annotated[list[str] | None, typer.Option(help="Stop string; may be given several times.")]
+IgnoreEos = Annotated[
+    bool | None, typer.Option("--ignore-eos", help="Go on to max_tokens whatever the model says.")
+]
+RunDir = Annotated[Path | None, typer.Option(help="Folder of the run (default: NAME.run).")]
+ModelPath = Annotated[str | None, typer.Option(help="Where the plan's model lies, if it moved.")]
+Dtype = Annotated[str | None, _run("dtype", "bfloat16 or float32, of weights and KV.")]
+KvMemory = Annotated[
+    str | None,
+    typer.Option(help="KV memory, such as 4GiB (default: what is needed, at most 60 % of free)."),
+]
+PageSize = Annotated[int | None, _run("page_size", "Tokens of a KV page.")]
+ChunkSize = Annotated[int | None, _run("chunk_size", "Prefill tokens of a step at most.")]
+MaxSeqs = Annotated[int | None, _run("max_seqs", "Requests running at once at most.")]
+PrefixCache = Annotated[
+    bool | None,
+    typer.Option("--prefix-cache/--no-prefix-cache", help="Share prefixes (default: yes)."),
+]
+
+
+def plan_settings(config: Path | None, flags: dict[str, Any]) -> Resolved[PlanSettings]:
+    """Plan settings from a job file and flags.
+
+    Raises:
+        InputError: no model is named, or a setting is not usable.
+    """
+    table = read_toml(config) if config else {}
+    if flags.get("model") is None and "model" not in table:
+        raise InputError(
+            "which model? --model is missing",
+            "--model takes a Hugging Face id, a checkpoint folder or a .gguf file",
+        )
+    return resolve(PlanSettings, flags, table, str(config) if config else "flags")
+
+
+def execute_settings(flags: dict[str, Any]) -> ExecuteSettings:
+    """Execute settings from flags; `kv_memory` comes as text."""
+    if flags.get("kv_memory") is not None:
+        flags = {**flags, "kv_memory": parse_bytes(flags["kv_memory"])}
+    return resolve(ExecuteSettings, flags, {}, "flags").value

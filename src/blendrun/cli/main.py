@@ -1,0 +1,62 @@
+"""`blendrun`: the program, and what it says when something goes wrong."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from blendrun import __version__
+from blendrun.cli.execute import execute
+from blendrun.cli.plan import plan
+from blendrun.cli.report import report
+from blendrun.cli.run import run
+from blendrun.errors import BlendrunError
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    help="Run a file of prompts through a language model, in the order that is soonest done.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(plan)
+app.command()(execute)
+app.command()(report)
+app.command()(run)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"blendrun {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")
+    ] = False,
+) -> None:
+    """Flags of the program itself."""
+
+
+def main() -> None:
+    """Entry point; exit codes are in the README."""
+    errors = Console(stderr=True, soft_wrap=True, highlight=False)
+    try:
+        app()
+    except BlendrunError as error:
+        errors.print(f"error: {error.message}", markup=False)
+        if error.hint:
+            errors.print(f"hint: {error.hint}", markup=False)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        errors.print("interrupted: what is finished is saved; the same command continues")
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # whoever read our output has gone; keep the interpreter from writing to it once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -1,0 +1,95 @@
+"""The screen that `blendrun report` prints: tables for people, then one line of JSON."""
+
+from pathlib import Path
+
+import typer
+from rich.table import Table
+
+from blendrun.cli.plan_table import console, figures
+from blendrun.report.report import Report, report_json
+from blendrun.units import format_count, format_seconds
+
+
+def print_report(report: Report, folder: Path) -> None:
+    out = console()
+    state = "complete" if report.manifest.is_complete else "NOT COMPLETE: figures so far"
+    out.print(
+        figures(
+            f"{report.run_dir}: {report.plan.model.name}, policy {report.plan.policy}, {state}",
+            [*_speed(report), *_sharing(report), *_optimum(report)],
+        )
+    )
+    out.print()
+    out.print(_over_time(report))
+    out.print(f"saved: {folder}", markup=False)
+    typer.echo(report_json(report))
+
+
+def _speed(report: Report) -> list[tuple[str, str]]:
+    m, counts = report.metrics, report.plan.counts
+    parts = {
+        "model": m.model_s,
+        "attention": m.attention_s,
+        "sampling": m.sample_s,
+        "scheduling": m.schedule_s,
+        "other": m.other_s,
+    }
+    split = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts.items())
+    attempts = f"{m.attempts} attempt{'' if m.attempts == 1 else 's'}"
+    errors = m.error_rows + counts.rejected
+    return [
+        ("rows answered", f"{m.answered_rows:,}  of {counts.rows:,}, {errors:,} error rows"),
+        (
+            "wall time",
+            f"{format_seconds(m.wall_s)}  {attempts}, loading {format_seconds(m.load_s)}",
+        ),
+        ("generation", f"{format_seconds(m.generate_s)}  {split}"),
+        ("input tokens/s", f"{m.input_tokens_per_s:,.0f}  {format_count(m.prompt_tokens)}"),
+        ("output tokens/s", f"{m.output_tokens_per_s:,.0f}  {format_count(m.output_tokens)}"),
+        ("total tokens/s", f"{m.total_tokens_per_s:,.0f}"),
+    ]
+
+
+def _sharing(report: Report) -> list[tuple[str, str]]:
+    m, counts = report.metrics, report.plan.counts
+    computed, unique = m.computed_prompt_tokens, counts.unique_prompt_tokens
+    return [
+        ("sharing achieved", f"{m.sharing_frac:.1%}  possible {counts.sharing_possible:.1%}"),
+        ("prompt tokens computed", f"{format_count(computed)}  unique {format_count(unique)}"),
+        ("preemptions", f"{m.preemptions:,}"),
+        ("recomputed tokens", f"{m.recomputed_tokens:,}  after preemption"),
+        ("requests at once", f"{m.mean_running:,.0f}  on average"),
+        ("KV pages in use", f"{m.mean_page_use_frac:.0%}  on average"),
+    ]
+
+
+def _optimum(report: Report) -> list[tuple[str, str]]:
+    best = report.optimum
+    predicted = ("predicted", f"{format_seconds(report.plan.times.predicted_s)}  by the plan")
+    if best is None or report.ideal_frac is None or report.practical_frac is None:
+        return [predicted]
+    shared_s, memory_s = format_seconds(best.shared_compute_s), format_seconds(best.memory_s)
+    ideal_s, practical_s = format_seconds(best.ideal_s), format_seconds(best.practical_s)
+    return [
+        ("compute", f"{shared_s}  by the cost model, prefixes once"),
+        ("memory", f"{memory_s}  KV reads by the cost model"),
+        ("of ideal optimum", f"{report.ideal_frac:.0%}  {ideal_s}"),
+        ("of practical optimum", f"{report.practical_frac:.0%}  {practical_s}"),
+        predicted,
+    ]
+
+
+def _over_time(report: Report) -> Table:
+    table = Table(title="over time", title_justify="left", box=None, pad_edge=False)
+    for name in ("until", "running", "waiting", "KV pages", "prefill tok/s", "decode tok/s"):
+        table.add_column(name, justify="right")
+    for span in report.timeline.to_pylist():
+        table.add_row(
+            format_seconds(span["end_s"]),
+            f"{span['running']:,.0f}",
+            f"{span['waiting']:,.0f}",
+            f"{span['page_use_frac']:.0%}",
+            f"{span['prefill_tokens_per_s']:,.0f}",
+            f"{span['decode_tokens_per_s']:,.0f}",
+        )
+    return table

@@ -1,0 +1,68 @@
+"""`blendrun run`: plan, execute and report in one go."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blendrun.cli import flags
+from blendrun.cli.execute import refuse_parallelism, run_plan
+from blendrun.cli.plan_table import print_plan
+from blendrun.cli.progress import StageProgress
+from blendrun.cli.report import report
+from blendrun.engine.run_dir import read_manifest
+from blendrun.schedule.planner import make_plan
+
+_EXECUTE = ("dtype", "kv_memory", "page_size", "chunk_size", "max_seqs", "prefix_cache")
+
+
+def run(
+    prompts: flags.Prompts,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for the plan, the run and its report.")
+    ] = Path("blendrun-run"),
+    config: flags.Config = None,
+    model: flags.Model = None,
+    policy: flags.PolicyFlag = None,
+    limit: flags.Limit = None,
+    keep_sharing: flags.KeepSharing = None,
+    prior_output_len: flags.PriorOutputLen = None,
+    prompt_column: flags.PromptColumn = None,
+    messages_column: flags.MessagesColumn = None,
+    token_ids_column: flags.TokenIdsColumn = None,
+    max_tokens_column: flags.MaxTokensColumn = None,
+    output_len_column: flags.OutputLenColumn = None,
+    max_tokens: flags.MaxTokens = None,
+    temperature: flags.Temperature = None,
+    top_p: flags.TopP = None,
+    top_k: flags.TopK = None,
+    min_p: flags.MinP = None,
+    seed: flags.Seed = None,
+    stop: flags.Stop = None,
+    ignore_eos: flags.IgnoreEos = None,
+    dtype: flags.Dtype = None,
+    kv_memory: flags.KvMemory = None,
+    page_size: flags.PageSize = None,
+    chunk_size: flags.ChunkSize = None,
+    max_seqs: flags.MaxSeqs = None,
+    prefix_cache: flags.PrefixCache = None,
+    tp: flags.Tp = None,
+    dp: flags.Dp = None,
+) -> None:
+    """Plan, execute and report in one go; started again with the same flags, it continues."""
+    given = dict(locals())
+    refuse_parallelism(tp, dp)
+    execute_flags = {name: given.pop(name) for name in _EXECUTE}
+    plan_flags = {k: v for k, v in given.items() if k not in ("prompts", "output", "config")}
+    settings = flags.plan_settings(config, {**plan_flags, "hardware": "cpu"})
+    plan_path = output / "plan.json"
+    flags.execute_settings(execute_flags)  # refuse unusable ones before planning
+    with StageProgress() as progress:
+        made = make_plan(prompts, settings, plan_path, progress)
+    print_plan(made, plan_path)
+    try:
+        run_plan(plan_path, output, execute_flags)
+    finally:
+        manifest = read_manifest(output)
+        if manifest is not None and manifest.is_complete:
+            report(output)

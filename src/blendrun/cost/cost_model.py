@@ -1,0 +1,142 @@
+"""Seconds of compute and of KV reads that requests cost, from a model's and a machine's figures.
+
+`paper` is the source paper's section 3.3 as printed; `product` counts what our engine does.
+Attention of decode tokens counts as memory time only: reading K and V takes longer than the
+arithmetic on them. Knows nothing of prefix sharing: callers add up chunks that are computed.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from blendrun.cost.arrays import Floats, Numbers, as_floats
+from blendrun.cost.hardware import HardwareProfile
+from blendrun.cost.model_shape import BF16_BYTES, ModelShape
+from blendrun.errors import InputError
+
+Flavour = Literal["product", "paper"]
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Prices requests on `tp` devices of one kind; bf16 weights and KV.
+
+    Lengths are token counts (scalars or arrays that broadcast); seconds come back as float64 of
+    the broadcast shape.
+
+    Raises:
+        InputError: the heads cannot be divided among `tp` ranks.
+    """
+
+    shape: ModelShape
+    hardware: HardwareProfile
+    tp: int = 1
+    flavour: Flavour = "product"
+
+    def __post_init__(self) -> None:
+        if self.tp not in self.shape.valid_tp_sizes():
+            sizes = ", ".join(map(str, self.shape.valid_tp_sizes()))
+            raise InputError(
+                f"{self.shape.name} cannot be divided among {self.tp} ranks",
+                f"tensor-parallel sizes that divide its heads: {sizes}",
+            )
+
+    def prefill_s(self, start: Numbers, end: Numbers) -> Floats:
+        """Compute of prompt tokens [start, end) of one request, without the output head.
+
+        Chunks add up: the sum over consecutive chunks is the cost of the whole.
+        """
+        start, end = as_floats(start), as_floats(end)
+        pairs = end**2 - start**2  # a square; the causal half of it is what really is computed
+        if self.flavour == "paper":
+            flops = 2 * self.shape.total_params * (end - start)
+            flops = flops + 4 * self.shape.hidden_size * self.shape.num_layers * pairs
+        else:
+            flops = 2 * self.shape.body_params * (end - start)
+            flops = flops + 2 * self.shape.query_width * self.shape.num_layers * pairs
+        return flops / self._flops_per_s
+
+    def head_s(self, num_tokens: Numbers) -> Floats:
+        """Compute of the output head for `num_tokens` tokens; 0 in `paper`, which has no head."""
+        params = 0 if self.flavour == "paper" else self.shape.head_params
+        return 2 * params * as_floats(num_tokens) / self._flops_per_s
+
+    def decode_compute_s(self, prompt_len: Numbers, output_len: Numbers) -> Floats:
+        """Compute of a request's decode steps, head included.
+
+        `product` makes the first output token in the last prefill step: output_len − 1 decodes.
+        """
+        steps = self._num_decodes(output_len) + 0 * as_floats(prompt_len)
+        if self.flavour == "paper":
+            return 2 * self.shape.total_params * steps / self._flops_per_s
+        return 2 * self.shape.body_params * steps / self._flops_per_s + self.head_s(steps)
+
+    def memory_s(self, prompt_len: Numbers, output_len: Numbers) -> Floats:
+        """Time to read K and V in all decode steps of a request; each reads its whole context."""
+        prompt, steps = as_floats(prompt_len), self._num_decodes(output_len)
+        last = 0 if self.flavour == "paper" else steps  # the paper takes d² for d·(d+1)
+        contexts = prompt * steps + (steps**2 + last) / 2
+        return contexts * self.kv_bytes_per_token / self.hardware.effective_bandwidth
+
+    def compute_s(self, prompt_len: Numbers, output_len: Numbers) -> Floats:
+        """Compute of whole requests, nothing shared."""
+        prefill = self.prefill_s(0, prompt_len) + self.head_s(1)
+        return prefill + self.decode_compute_s(prompt_len, output_len)
+
+    def density(self, compute_s: Numbers, memory_s: Numbers) -> Floats:
+        """compute over memory time; above 1 is compute-bound, inf where no KV is read."""
+        compute, memory = np.broadcast_arrays(as_floats(compute_s), as_floats(memory_s))
+        density = np.full(compute.shape, np.inf)
+        np.divide(compute, memory, out=density, where=memory > 0)
+        return density
+
+    def overlapped_s(self, compute_s: Numbers, memory_s: Numbers) -> Floats:
+        """Time for both kinds of work run together: their norm with the profile's exponent.
+
+        Exponent 1 adds them up (no overlap), infinity takes the larger (perfect overlap).
+        """
+        compute, memory = as_floats(compute_s), as_floats(memory_s)
+        longer, shorter = np.maximum(compute, memory), np.minimum(compute, memory)
+        ratio = np.divide(shorter, longer, out=np.zeros_like(longer), where=longer > 0)
+        exponent = self.hardware.overlap_exponent
+        if np.isinf(exponent):
+            return longer
+        return longer * (1 + ratio**exponent) ** (1 / exponent)
+
+    def step_weight_read_s(self, num_tokens: Numbers) -> Floats:
+        """Time to read the weights that a step over `num_tokens` tokens touches."""
+        if self.flavour == "paper":
+            params = self.shape.total_params + 0 * as_floats(num_tokens)
+        else:
+            params = self.shape.touched_params(num_tokens)
+        return params * BF16_BYTES / (self.hardware.effective_bandwidth * self.tp)
+
+    @property
+    def weight_read_s(self) -> float:
+        """Time to read the weights of one token: no step takes less."""
+        return float(self.step_weight_read_s(1))
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of one cached token on one rank."""
+        return self.shape.kv_bytes_per_token(self.tp)
+
+    @property
+    def kv_memory_bytes(self) -> int:
+        """Memory left for KV pages on one rank, after its share of the weights; 0 if none."""
+        usable = self.hardware.memory_bytes * self.hardware.memory_frac
+        return max(int(usable - self.shape.weight_bytes() / self.tp), 0)
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Tokens that fit in `kv_memory_bytes`."""
+        return self.kv_memory_bytes // self.kv_bytes_per_token
+
+    @property
+    def _flops_per_s(self) -> float:
+        return self.hardware.effective_flops * self.tp
+
+    def _num_decodes(self, output_len: Numbers) -> Floats:
+        output = as_floats(output_len)
+        return output if self.flavour == "paper" else np.maximum(output - 1, 0.0)

@@ -1,0 +1,115 @@
+"""A machine's figures: arithmetic rate, memory bandwidth, memory, and how well they overlap.
+
+Read from TOML, shipped in `configs/hardware` or the user's own. Data-sheet figures are an
+estimate of what an engine reaches until someone measures the machine. Knows no models.
+"""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from blendrun.config import from_table, read_toml, shipped_config, shipped_names
+from blendrun.cost import machine
+from blendrun.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _PerCore:
+    """The `[per_core]` table of a CPU profile: figures that grow with the number of cores."""
+
+    compute_flops: float
+    memory_bandwidth: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HardwareProfile:
+    """Figures of one device: one GPU, or all usable cores of one CPU machine."""
+
+    name: str
+    kind: Literal["cpu", "cuda"]
+    compute_flops: float  # FLOP/s, dense bf16 matrix products
+    memory_bandwidth: float  # byte/s
+    memory_bytes: float
+    overlap_exponent: float  # q of the norm; 1 = no overlap, about 4 on GPUs, inf = perfect
+    compute_efficiency: float = 1.0  # share of compute_flops that an engine reaches
+    bandwidth_efficiency: float = 1.0
+    memory_frac: float = 0.95  # share of memory_bytes for weights and KV pages together
+    step_overhead_s: float = 0.0  # fixed cost of an engine step
+    gemm_tile: int = 1  # tokens; a GEMM costs as much as one rounded up to this
+    chunk_limit: int = 2048  # prompt tokens that one step prefills at most
+    calibrated: bool = False  # False: an estimate from data sheets
+    device_names: tuple[str, ...] = ()  # as the driver lists them, for `auto`
+    sources: dict[str, str] = dataclasses.field(default_factory=dict)  # of each figure
+    reason: str = ""  # why this profile was taken
+
+    def __post_init__(self) -> None:
+        for key in (
+            "compute_flops",
+            "memory_bandwidth",
+            "memory_bytes",
+            "gemm_tile",
+            "chunk_limit",
+        ):
+            if not 0 < getattr(self, key) < math.inf:
+                raise InputError(f"hardware profile {self.name}: {key} must be above 0")
+        for key in ("compute_efficiency", "bandwidth_efficiency", "memory_frac"):
+            if not 0 < getattr(self, key) <= 1:
+                raise InputError(f"hardware profile {self.name}: {key} must be in (0, 1]")
+        if not (self.overlap_exponent >= 1 and 0 <= self.step_overhead_s < math.inf):
+            raise InputError(
+                f"hardware profile {self.name}: overlap_exponent must be 1 or more, "
+                "step_overhead_s 0 or more"
+            )
+
+    @classmethod
+    def load(cls, spec: str) -> Self:
+        """Profile by path of a TOML file, by shipped name, or `auto` for this machine.
+
+        Raises:
+            InputError: no such profile, or a file with unknown, missing or unusable entries.
+        """
+        if spec == "auto":
+            return cls._of_this_machine()
+        path = Path(spec)
+        if path.is_file():
+            return cls._from_file(path, f"read from {spec}")
+        shipped = shipped_config("hardware", path.name.removesuffix(".toml"))
+        if shipped is None or path.parent.as_posix() not in (".", "configs/hardware"):
+            names = ", ".join(["auto", *shipped_names("hardware")])
+            raise InputError(f"no hardware profile {spec!r}", f"shipped: {names}")
+        return cls._from_file(shipped, f"asked for by name: {spec}")
+
+    @property
+    def effective_flops(self) -> float:
+        """FLOP/s that an engine reaches."""
+        return self.compute_flops * self.compute_efficiency
+
+    @property
+    def effective_bandwidth(self) -> float:
+        """byte/s that an engine reaches."""
+        return self.memory_bandwidth * self.bandwidth_efficiency
+
+    @classmethod
+    def _of_this_machine(cls) -> Self:
+        gpus = machine.gpu_names()
+        for name in shipped_names("hardware"):
+            path = shipped_config("hardware", name)
+            if gpus and path and gpus[0] in read_toml(path).get("device_names", ()):
+                return cls._from_file(path, f"auto: the first GPU here is {gpus[0]}")
+        path = shipped_config("hardware", "cpu")
+        if path is None:
+            raise InputError("this installation has no hardware profiles")
+        found = f"no profile for {gpus[0]}" if gpus else "no NVIDIA GPU found"
+        return cls._from_file(path, f"auto: {found}, {machine.usable_cores()} usable CPU cores")
+
+    @classmethod
+    def _from_file(cls, path: Path, reason: str) -> Self:
+        table: dict[str, Any] = {"name": path.stem, **read_toml(path)}
+        if "per_core" in table:
+            per_core = from_table(_PerCore, table.pop("per_core"), f"{path}: per_core")
+            cores = machine.usable_cores()
+            table["compute_flops"] = per_core.compute_flops * cores
+            table["memory_bandwidth"] = per_core.memory_bandwidth * cores
+            table.setdefault("memory_bytes", machine.available_memory_bytes())
+        return from_table(cls, {**table, "reason": reason}, str(path))

@@ -1,0 +1,72 @@
+"""The table of answers: one row per finished request, the same in memory and on disk.
+
+Knows the columns, not where parts lie or how a request was run.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+ANSWER_SCHEMA = pa.schema(
+    [
+        pa.field("row", pa.int64(), nullable=False),  # input row over all sources, from 0
+        pa.field("status", pa.string(), nullable=False),  # "ok" or "error"
+        pa.field("output_text", pa.string()),
+        pa.field("output_token_ids", pa.list_(pa.int32())),
+        pa.field("finish_reason", pa.string()),  # "stop", "length" or null
+        pa.field("num_prompt_tokens", pa.int32()),
+        pa.field("num_cached_tokens", pa.int32()),
+        pa.field("num_output_tokens", pa.int32()),
+        pa.field("error", pa.string()),  # "code: message", null where status is "ok"
+    ]
+)
+OUTPUT_COLUMNS = (
+    "output_text",
+    "output_token_ids",
+    "finish_reason",
+    "num_prompt_tokens",
+    "num_cached_tokens",
+    "num_output_tokens",
+    "status",
+    "error",
+)
+
+
+def answers_table(
+    *,
+    row: Sequence[int] | npt.NDArray[np.int64],
+    output_text: Sequence[str | None],
+    output_token_ids: Sequence[npt.NDArray[np.int32] | Sequence[int]],
+    finish_reason: Sequence[str | None],
+    num_prompt_tokens: Sequence[int] | npt.NDArray[np.int32],
+    num_cached_tokens: Sequence[int] | npt.NDArray[np.int32],
+    error: Sequence[str | None] | None = None,
+) -> pa.Table:
+    """Answers from columns of equal length; `status` and `num_output_tokens` follow from them."""
+    errors = [None] * len(row) if error is None else list(error)
+    token_ids = [np.asarray(ids, dtype=np.int32) for ids in output_token_ids]
+    lengths = np.array([len(ids) for ids in token_ids], dtype=np.int32)
+    columns = {
+        "row": row,
+        "status": ["ok" if reason is None else "error" for reason in errors],
+        "output_text": output_text,
+        "output_token_ids": pa.array(token_ids, pa.list_(pa.int32())),
+        "finish_reason": finish_reason,
+        "num_prompt_tokens": num_prompt_tokens,
+        "num_cached_tokens": num_cached_tokens,
+        "num_output_tokens": lengths,
+        "error": errors,
+    }
+    return pa.table(columns, schema=ANSWER_SCHEMA)
+
+
+def rejected_answers(rejected: pa.Table) -> pa.Table:
+    """The rows that ingest set aside, as answers with status `error` and nulls elsewhere."""
+    pairs = zip(rejected["code"].to_pylist(), rejected["message"].to_pylist(), strict=True)
+    columns = [pa.nulls(rejected.num_rows, field.type) for field in ANSWER_SCHEMA]
+    columns[0] = rejected["row"].combine_chunks()
+    columns[1] = pa.array(["error"] * rejected.num_rows, pa.string())
+    columns[-1] = pa.array([f"{code}: {message}" for code, message in pairs], pa.string())
+    return pa.Table.from_arrays(columns, schema=ANSWER_SCHEMA)

@@ -1,0 +1,65 @@
+"""Files that appear whole or not at all, whenever the process or the machine dies."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from blendrun.errors import CapacityError
+from blendrun.units import format_bytes
+
+TEMP_SUFFIX = ".tmp"
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that takes the name `path` only when the block ends without an error.
+
+    Raises:
+        CapacityError: the disk is full; nothing is left behind.
+    """
+    temp = path.with_name(path.name + TEMP_SUFFIX)
+    try:
+        with full_disk(temp):
+            with temp.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temp.replace(path)
+    except BaseException:
+        temp.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+@contextmanager
+def full_disk(path: Path) -> Iterator[None]:
+    """Turns the system's error of a full disk into a CapacityError that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        written = format_bytes(path.stat().st_size) if path.exists() else "nothing"
+        raise CapacityError(
+            f"no room on the disk for {path} ({written} written so far)",
+            "free some space and start again; what was finished before is kept",
+        ) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in `folder` last through a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def make_folder(folder: Path) -> None:
+    """Creates `folder` (and parents) so that it lasts through a power cut."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        sync_folder(folder.parent)

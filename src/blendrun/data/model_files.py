@@ -1,0 +1,139 @@
+"""`--model` as one kind of thing: a checkpoint folder with a config and a tokenizer.
+
+A Hugging Face id is downloaded, a `.gguf` file converted (`data.gguf`), a folder used in place.
+Knows files, not tensors: whether the weights fit the config is the engine's to find out.
+"""
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blendrun.data.gguf import convert_gguf
+from blendrun.data.gguf_tokenizer import token_text
+from blendrun.data.hub import download
+from blendrun.data.model_support import check_files, check_supported
+from blendrun.errors import InputError
+
+_FINGERPRINTED = ("config.json", "generation_config.json", "tokenizer.json",
+                  "tokenizer_config.json", "special_tokens_map.json",
+                  "chat_template.jinja")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A supported checkpoint on this machine.
+
+    `fingerprint` covers config and tokenizer files only, so that it is the same before and after
+    the weights arrive; `weights_fingerprint` covers names and sizes of the weight files.
+    """
+
+    spec: str
+    folder: Path
+    config: dict[str, Any]
+    fingerprint: str
+    eos_token_ids: tuple[int, ...]
+    max_position: int
+
+    def weights_fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for path in sorted(self.folder.glob("*.safetensors")):
+            digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+        return digest.hexdigest()[:16]
+
+
+def resolve_model(spec: str, cache_dir: Path | None = None, weights: bool = True) -> ModelFiles:
+    """The checkpoint that `spec` names: a Hugging Face id, a folder, or a `.gguf` file.
+
+    Without `weights`, config and tokenizer files are enough and nothing large is read.
+
+    Raises:
+        InputError: nothing is found, or the model is of a kind that blendrun refuses.
+    """
+    folder = _find_folder(spec, cache_dir or default_cache_dir(), weights)
+    check_files(folder, weights)
+    config = read_json(folder / "config.json")
+    check_supported(config, folder)
+    return ModelFiles(
+        spec=spec,
+        folder=folder,
+        config=config,
+        fingerprint=_fingerprint(folder),
+        eos_token_ids=_eos_token_ids(folder, config),
+        max_position=int(config["max_position_embeddings"]),
+    )
+
+
+def default_cache_dir() -> Path:
+    """`$BLENDRUN_CACHE_DIR`, else `~/.cache/blendrun`."""
+    return Path(os.environ.get("BLENDRUN_CACHE_DIR") or Path.home() / ".cache" / "blendrun")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, empty where the file is missing.
+
+    Raises:
+        InputError: the file is not a JSON object.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(table, dict):
+        raise InputError(f"{path} does not hold a JSON object")
+    return table
+
+
+def _find_folder(spec: str, cache_dir: Path, weights: bool) -> Path:
+    path = Path(spec).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if path.is_file():
+        if path.suffix == ".gguf":
+            return convert_gguf(path, cache_dir, weights)
+        raise InputError(
+            f"{spec} is not a model", "give a checkpoint folder, a .gguf file or a Hugging Face id"
+        )
+    if path.suffix == ".gguf" or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", spec) or spec[0] in "./~":
+        raise InputError(f"there is no model at {spec}")
+    if not weights:
+        return download(spec, weights=False)
+    small = download(spec, weights=False)
+    check_files(small, weights=False)
+    check_supported(read_json(small / "config.json"), small)
+    return download(spec, weights=True)
+
+
+def _fingerprint(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for name in _FINGERPRINTED:
+        path = folder / name
+        if path.is_file():
+            digest.update(f"{name} {path.stat().st_size}\n".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _eos_token_ids(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
+    """Every token that ends an answer, by generation config, config and tokenizer; sorted."""
+    found: set[int] = set()
+    for table in (read_json(folder / "generation_config.json"), config):
+        value = table.get("eos_token_id")
+        found.update(value if isinstance(value, list) else [] if value is None else [value])
+    token = token_text(read_json(folder / "tokenizer_config.json").get("eos_token"))
+    token_id = None if token is None else _token_id(folder, token)
+    return tuple(sorted(found if token_id is None else found | {token_id}))
+
+
+def _token_id(folder: Path, token: str) -> int | None:
+    table = read_json(folder / "tokenizer.json")
+    for added in table.get("added_tokens", ()):
+        if added["content"] == token:
+            return int(added["id"])
+    vocab = table.get("model", {}).get("vocab", {})
+    return int(vocab[token]) if isinstance(vocab, dict) and token in vocab else None

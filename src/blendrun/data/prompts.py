@@ -1,0 +1,161 @@
+"""The prompt of each row: text, chat or token ids, and from all three to token ids.
+
+Knows what a prompt may look like, not how text becomes tokens nor how long it may be.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from blendrun.data.chat_template import TemplateError
+from blendrun.data.columns import ColumnNames
+from blendrun.data.rows import BadRowError, Rejections, RowBatch
+from blendrun.errors import InputError
+
+TokenIds = npt.NDArray[np.int32]
+
+
+class TextTokenizer(Protocol):
+    """What is needed of a tokenizer; `data.tokenizer.PromptTokenizer` is the real one."""
+
+    def render_chat(self, messages: list[dict[str, Any]], /) -> str:
+        """The chat as one text. Raises TemplateError."""
+        ...
+
+    def encode_texts(self, texts: Sequence[str], /) -> list[TokenIds]:
+        """Ids of plain texts, with the special tokens that the tokenizer adds."""
+        ...
+
+    def encode_rendered(self, texts: Sequence[str], /) -> list[TokenIds]:
+        """Ids of rendered chats, which already hold their special tokens."""
+        ...
+
+
+def prompt_tokens(
+    batch: RowBatch,
+    names: ColumnNames,
+    tokenizer: TextTokenizer | None,
+    vocab_size: int,
+    rejections: Rejections,
+) -> dict[int, TokenIds]:
+    """Token ids of every row of the batch that is not in `rejections`, which it adds to.
+
+    Raises:
+        InputError: a row holds text and there is no tokenizer.
+    """
+    columns = {kind: getattr(names, kind) for kind in names.prompt_fields()}
+    texts: dict[int, str] = {}
+    rendered: dict[int, str] = {}
+    tokens: dict[int, TokenIds] = {}
+    for row in range(len(batch)):
+        if row in rejections:
+            continue
+        try:
+            value = _as_prompt(*_only_value(batch, columns, row))
+            if isinstance(value, np.ndarray):
+                tokens[row] = _checked_ids(value, vocab_size)
+            elif tokenizer is None:
+                raise InputError(
+                    f"row {batch.lines[row]} of the file is text, which needs a tokenizer",
+                    "give a model that has one, or token ids as prompts",
+                )
+            elif isinstance(value, str):
+                texts[row] = value
+            else:
+                rendered[row] = _rendered(tokenizer, value)
+        except BadRowError as error:
+            rejections[row] = (error.code, error.message)
+    if tokenizer is not None:
+        tokens.update(zip(texts, tokenizer.encode_texts(list(texts.values())), strict=True))
+        encoded = tokenizer.encode_rendered(list(rendered.values()))
+        tokens.update(zip(rendered, encoded, strict=True))
+    return tokens
+
+
+def _only_value(batch: RowBatch, columns: dict[str, str], row: int) -> tuple[str, Any]:
+    """The kind and value of the one prompt column that is set in a row."""
+    found = [
+        (kind, batch.columns[name][row])
+        for kind, name in columns.items()
+        if name in batch.columns and batch.columns[name][row] is not None
+    ]
+    if not found:
+        names = [name for name in columns.values() if name in batch.columns]
+        where = " and ".join(names or columns.values())
+        raise BadRowError("empty_prompt", f"no prompt: {where} null or absent")
+    if len(found) > 1:
+        both = " and ".join(columns[kind] for kind, _ in found)
+        raise BadRowError("bad_type", f"{both} are both set; a row has one prompt")
+    return found[0]
+
+
+def _as_prompt(kind: str, value: Any) -> str | TokenIds | list[dict[str, Any]]:
+    """The value as text, as token ids (any integer dtype) or as a chat."""
+    if kind == "prompt" and isinstance(value, str):
+        return value
+    if kind == "messages":
+        return _as_chat(value)
+    if isinstance(value, np.ndarray):
+        return value
+    if isinstance(value, list) and set(map(type, value)) <= {int}:
+        try:
+            return np.array(value, dtype=np.int64)
+        except OverflowError as error:
+            raise BadRowError("bad_token_id", f"a token id does not fit 64 bits: {error}") from None
+    wanted = "text or a list of token ids" if kind == "prompt" else "a list of token ids"
+    raise BadRowError("bad_type", f"the prompt must be {wanted}, not {_describe(value)}")
+
+
+def _as_chat(value: Any) -> list[dict[str, Any]]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise BadRowError("bad_type", "messages is text, but not a JSON list") from None
+    if isinstance(value, np.ndarray) and len(value) == 0:
+        value = []
+    if not isinstance(value, list):
+        raise BadRowError("bad_type", f"messages must be a list, not {_describe(value)}")
+    if not value:
+        raise BadRowError("empty_prompt", "messages is an empty list")
+    for number, message in enumerate(value, start=1):
+        _check_message(number, message)
+    return value
+
+
+def _check_message(number: int, message: Any) -> None:
+    where = f"message {number}"
+    if not isinstance(message, dict):
+        raise BadRowError("bad_type", f"{where} must be an object, not {_describe(message)}")
+    if not isinstance(message.get("role"), str):
+        raise BadRowError("bad_type", f"{where} has no role that is text")
+    content = message.get("content")
+    if content is None and message.get("tool_calls"):
+        return
+    if not isinstance(content, str):
+        raise BadRowError("bad_type", f"{where}: content must be text, not {_describe(content)}")
+
+
+def _rendered(tokenizer: TextTokenizer, messages: list[dict[str, Any]]) -> str:
+    try:
+        return tokenizer.render_chat(messages)
+    except TemplateError as error:
+        raise BadRowError("template_error", str(error)) from error
+
+
+def _checked_ids(ids: npt.NDArray[Any], vocab_size: int) -> TokenIds:
+    outside = (ids < 0) | (ids >= vocab_size)
+    if outside.any():
+        position = int(np.argmax(outside))
+        raise BadRowError(
+            "bad_token_id",
+            f"token id {ids[position]} at position {position}; the vocabulary has {vocab_size}",
+        )
+    return ids.astype(np.int32)
+
+
+def _describe(value: Any) -> str:
+    return "null" if value is None else f"a value of type {type(value).__name__}"

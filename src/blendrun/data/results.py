@@ -1,0 +1,156 @@
+"""Append-only results of a run: parts that appear whole or not at all, and a lock.
+
+Knows files and rows, not what made them. One process writes to a run folder at a time; the lock
+goes when that process does, however it ends.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from blendrun.data.answers import ANSWER_SCHEMA
+from blendrun.data.disk import TEMP_SUFFIX, atomic_file, make_folder
+from blendrun.data.lock import take_lock
+from blendrun.errors import PlanError
+
+__all__ = ["ANSWER_SCHEMA", "ResultJournal", "read_answers", "read_steps"]
+
+_LOCK_FILE = "run.lock"
+_PARTS, _STEPS = "part", "steps"  # file name stems
+_FOLDERS = {_PARTS: "parts", _STEPS: "steps"}
+# 64-bit offsets: all answers of a job together may hold more than 2 GiB of text.
+_WIDE = {pa.string(): pa.large_string(), pa.list_(pa.int32()): pa.large_list(pa.int32())}
+_WIDE_SCHEMA = pa.schema([f.with_type(_WIDE.get(f.type, f.type)) for f in ANSWER_SCHEMA])
+
+
+class ResultJournal:
+    """The results of a run folder, open for appending.
+
+    Raises:
+        InputError: another process has the folder open.
+        PlanError: a part cannot be read.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        make_folder(run_dir)
+        self.run_dir = run_dir
+        self._lock = take_lock(run_dir / _LOCK_FILE)
+        try:
+            for folder in (run_dir, *(run_dir / name for name in _FOLDERS.values())):
+                make_folder(folder)
+                for leftover in folder.glob(f"*{TEMP_SUFFIX}"):
+                    leftover.unlink()
+            files = {stem: _files(run_dir, stem) for stem in _FOLDERS}
+            self._last = {stem: _number(paths[-1]) if paths else 0 for stem, paths in files.items()}
+            self._rows = [_read_part(path, ["row"])["row"].to_numpy() for path in files[_PARTS]]
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def finished_rows(self) -> npt.NDArray[np.int64]:
+        """Input rows that have an answer, sorted, each once."""
+        rows = np.unique(np.concatenate([np.zeros(0, np.int64), *self._rows]))
+        self._rows = [rows]
+        return rows
+
+    def append(self, table: pa.Table) -> None:
+        """Adds answers (ANSWER_SCHEMA) as one part, which lasts once this returns.
+
+        Raises:
+            PlanError: the columns are not those of ANSWER_SCHEMA.
+            CapacityError: the disk is full.
+        """
+        if not table.schema.equals(ANSWER_SCHEMA):
+            raise PlanError(f"not a table of answers: {', '.join(table.schema.names)}")
+        if table.num_rows:
+            self._write(_PARTS, table)
+            self._rows.append(table["row"].to_numpy())
+
+    def append_steps(self, table: pa.Table) -> None:
+        """Adds step records, of any columns, as one part."""
+        if table.num_rows:
+            self._write(_STEPS, table)
+
+    def read_steps(self) -> pa.Table:
+        """All step records in the order they were added; no columns where there are none."""
+        return read_steps(self.run_dir)
+
+    def close(self) -> None:
+        """Lets go of the folder."""
+        self._lock.close()
+
+    def __enter__(self) -> "ResultJournal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _write(self, stem: str, table: pa.Table) -> None:
+        self._last[stem] += 1  # first, so that no later part can take the name of this one
+        path = self.run_dir / _FOLDERS[stem] / f"{stem}-{self._last[stem]:06d}.parquet"
+        with atomic_file(path) as file:
+            pq.write_table(table, file, compression="zstd")
+
+
+def read_answers(run_dir: Path) -> pa.Table:
+    """All answers, sorted by row, each row once: the first that was written.
+
+    Columns of ANSWER_SCHEMA, strings and lists with 64-bit offsets. Needs no lock.
+
+    Raises:
+        PlanError: a part cannot be read.
+    """
+    parts = [_read_part(path).cast(_WIDE_SCHEMA) for path in _files(run_dir, _PARTS)]
+    table = pa.concat_tables([_WIDE_SCHEMA.empty_table(), *parts])
+    return first_of_each_row(table)
+
+
+def first_of_each_row(table: pa.Table) -> pa.Table:
+    """`table` sorted by its column `row`, of equal rows the first, in one chunk."""
+    rows, first = np.unique(table["row"].to_numpy(), return_index=True)
+    if len(rows) != table.num_rows or np.any(np.diff(first) != 1):
+        table = table.take(pa.array(first))
+    return table.combine_chunks()
+
+
+def read_steps(run_dir: Path) -> pa.Table:
+    """All step records of a run, in the order they were added. Raises PlanError."""
+    steps = [_read(path) for path in _files(run_dir, _STEPS)]
+    return pa.concat_tables(steps, promote_options="permissive") if steps else pa.table({})
+
+
+def _files(run_dir: Path, stem: str) -> list[Path]:
+    names = (run_dir / _FOLDERS[stem]).glob(f"{stem}-*.parquet")
+    return sorted((path for path in names if path.stem[len(stem) + 1 :].isdecimal()), key=_number)
+
+
+def _number(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])
+
+
+def _read(path: Path, columns: list[str] | None = None) -> pa.Table:
+    with _damage(path), pq.ParquetFile(path) as file:
+        return file.read(columns)
+
+
+def _read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
+    names = ANSWER_SCHEMA.names if columns is None else columns
+    table = _read(path, names)
+    with _damage(path):
+        return table.select(names).cast(pa.schema([ANSWER_SCHEMA.field(name) for name in names]))
+
+
+@contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        raise PlanError(
+            f"cannot read the results in {path}: {error}",
+            "move the file away; its rows are then run again",
+        ) from error

@@ -1,0 +1,136 @@
+"""The input files of a job: which they are, in which order, and whether they are still the same.
+
+Knows names and bytes, not rows.
+"""
+
+import glob
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from blendrun.errors import InputError, PlanError
+
+Format = Literal["parquet", "jsonl"]
+
+_FORMATS: dict[str, Format] = {
+    ".parquet": "parquet",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".jsonl.gz": "jsonl",
+    ".ndjson.gz": "jsonl",
+}
+_CHUNK_BYTES = 4 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One input file as it was when the plan was made."""
+
+    path: str  # absolute
+    format: Format
+    num_rows: int  # rows that the job takes from it, the first ones
+    size_bytes: int
+    sha256: str
+    columns: tuple[tuple[str, str], ...] = ()  # JSONL: (name, kind of `data.json_kinds`)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {**asdict(self), "columns": [list(column) for column in self.columns]}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> "SourceFile":
+        """Back from `to_dict`. Raises PlanError where it is not one."""
+        try:
+            columns = tuple((str(name), str(kind)) for name, kind in record["columns"])
+            return cls(**{**record, "columns": columns})
+        except (KeyError, TypeError, ValueError) as error:
+            raise PlanError(f"not a description of an input file: {error}") from error
+
+
+def expand_paths(paths: Sequence[str]) -> list[Path]:
+    """Absolute paths of the files that `paths` name: files, folders and glob patterns.
+
+    Files come in the order given; those of a folder or pattern sorted by path. In folders, names
+    that start with a dot or underscore and files of other kinds are passed over.
+
+    Raises:
+        InputError: nothing found, an unknown extension, or one file named twice.
+    """
+    found = [file for path in paths for file in _expand(path)]
+    if not found:
+        raise InputError("no input file given")
+    seen: set[Path] = set()
+    for file in found:
+        if file.resolve() in seen:
+            raise InputError(f"{file} is named twice", "each file is read once; name it once")
+        seen.add(file.resolve())
+    return found
+
+
+def format_of(path: Path) -> Format:
+    """Raises InputError where the extension is not one that is read."""
+    name = path.name.lower()
+    for extension, kind in _FORMATS.items():
+        if name.endswith(extension):
+            return kind
+    hint = f"known: {', '.join(_FORMATS)}"
+    if name.endswith(".json"):
+        hint = "write one JSON object per line and name the file .jsonl"
+    raise InputError(f"{path}: cannot tell the kind of file from its extension", hint)
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of the file, hexadecimal, read in pieces. Raises InputError if unreadable."""
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    return digest.hexdigest()
+
+
+def check_sources(sources: Sequence[SourceFile]) -> None:
+    """Checks by size and hash that every input is what the plan was made from.
+
+    Raises:
+        PlanError: a file is gone or has changed; names it.
+    """
+    hint = "restore the file, or make a new plan"
+    for source in sources:
+        path = Path(source.path)
+        if not path.is_file():
+            raise PlanError(f"the input {path} is gone", hint)
+        if path.stat().st_size != source.size_bytes or hash_file(path) != source.sha256:
+            raise PlanError(f"the input {path} has changed since the plan was made", hint)
+
+
+def _expand(text: str) -> list[Path]:
+    path = Path(os.path.abspath(Path(text).expanduser()))  # noqa: PTH100 (keeps symlink names)
+    if path.is_file():
+        format_of(path)
+        return [path]
+    if path.is_dir():
+        return _walk(path)
+    matches = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 (absolute pattern)
+    if not matches:
+        raise InputError(f"{text}: no such file, folder or pattern", "check the path")
+    return [file for match in matches for file in _expand(match)]
+
+
+def _walk(folder: Path) -> list[Path]:
+    files: list[Path] = []
+    for root, subfolders, names in os.walk(folder):
+        subfolders[:] = [name for name in subfolders if not name.startswith((".", "_"))]
+        files += [
+            Path(root) / name
+            for name in names
+            if not name.startswith((".", "_")) and name.lower().endswith(tuple(_FORMATS))
+        ]
+    if not files:
+        raise InputError(f"no input file in the folder {folder}", f"read: {', '.join(_FORMATS)}")
+    return sorted(files)

@@ -1,0 +1,82 @@
+"""The shape of a Llama-family decoder, read from a Hugging Face config.
+
+Fills in what each architecture takes for granted (biases, qk-norm, default head counts). That
+the config is supported at all was checked by `data.model_support`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from blendrun.data.model_support import architecture, rope_settings
+
+_DEFAULT_KV_HEADS = {"MistralForCausalLM": 8, "Qwen2ForCausalLM": 32, "Qwen3ForCausalLM": 32}
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    rms_eps: float
+    tied_embeddings: bool
+    qkv_bias: bool
+    out_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    rope: dict[str, Any]  # see `data.model_support.rope_settings`
+    max_position: int
+
+    @classmethod
+    def from_hf(cls, config: dict[str, Any]) -> "DecoderConfig":
+        """The decoder of a Hugging Face config.json.
+
+        Raises:
+            InputError: the architecture is not supported.
+        """
+        kind = architecture(config)
+        num_heads = config["num_attention_heads"]
+        qwen2 = kind == "Qwen2ForCausalLM"
+        # Mistral has no such switch, Qwen2 always has biases on q, k and v and never on o.
+        attention_bias = kind != "MistralForCausalLM" and bool(config.get("attention_bias", False))
+        return cls(
+            num_layers=config["num_hidden_layers"],
+            hidden_size=config["hidden_size"],
+            num_heads=num_heads,
+            num_kv_heads=_num_kv_heads(config, kind),
+            head_dim=_head_dim(config, kind),
+            intermediate_size=config["intermediate_size"],
+            vocab_size=config["vocab_size"],
+            rms_eps=config.get("rms_norm_eps", 1e-6),
+            tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+            qkv_bias=qwen2 or attention_bias,
+            out_bias=not qwen2 and attention_bias,
+            mlp_bias=kind == "LlamaForCausalLM" and bool(config.get("mlp_bias", False)),
+            qk_norm=kind == "Qwen3ForCausalLM",
+            rope=rope_settings(config),
+            max_position=config["max_position_embeddings"],
+        )
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+
+def _num_kv_heads(config: dict[str, Any], kind: str) -> int:
+    num_heads = int(config["num_attention_heads"])
+    if "num_key_value_heads" not in config:
+        return _DEFAULT_KV_HEADS.get(kind, num_heads)
+    return int(config["num_key_value_heads"] or num_heads)
+
+
+def _head_dim(config: dict[str, Any], kind: str) -> int:
+    if kind == "Qwen3ForCausalLM" and config.get("head_dim") is None:
+        return 128
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])

@@ -1,0 +1,176 @@
+"""The run loop: `next_batch`, `run`, `commit`, until every request has its answer.
+
+Finished requests go to the journal as soon as `flush_interval_s` has passed, in the order in which
+they end; a killed run loses what came after the last flush and nothing else.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from blendrun.cost.cost_model import CostModel
+from blendrun.data.answers import answers_table
+from blendrun.data.results import ResultJournal
+from blendrun.engine.generations import Generation, Generations
+from blendrun.engine.prefix_cache import PrefixCache
+from blendrun.engine.requests import EngineRequests
+from blendrun.engine.step_log import StepLog, StepRecord
+from blendrun.engine.torch_backend import StepResult
+from blendrun.schedule.batch import Batch
+from blendrun.schedule.batcher import Batcher
+
+
+class Backend(Protocol):
+    def run(self, batch: Batch) -> StepResult: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What a run has done since it began, for progress lines."""
+
+    saved_rows: int  # in this attempt, safe on disk
+    running: int
+    waiting: int
+    prompt_tokens: int  # of requests admitted, cached ones too
+    output_tokens: int
+    elapsed_s: float
+
+
+class RunLoop:
+    """One attempt at the pending requests of a run."""
+
+    def __init__(
+        self,
+        requests: EngineRequests,
+        batcher: Batcher,
+        cache: PrefixCache,
+        backend: Backend,
+        generations: Generations,
+        journal: ResultJournal,
+        cost: CostModel,
+        *,
+        attempt: int,
+        flush_interval_s: float,
+        on_step: Callable[[Advance], None],
+    ) -> None:
+        self._requests, self._batcher, self._cache = requests, batcher, cache
+        self._backend, self._generations, self._journal = backend, generations, journal
+        self._cost, self._attempt = cost, attempt
+        self._flush_interval_s, self._on_step = flush_interval_s, on_step
+        self._log = StepLog()
+        self._ended: list[Generation] = []
+        self._saved_rows = self._output_tokens = 0
+        self._begin = self._flushed_at = time.monotonic()
+
+    def run(self) -> None:
+        """Run to the end; whatever stops it, finished requests are saved first."""
+        try:
+            while self._step():
+                pass
+        finally:
+            self._flush()
+        self._cache.check_integrity()
+
+    def fail(self, request: int, error: str) -> None:
+        """Answer a request that cannot run with an error row."""
+        self._ended.append(Generation(request, [], None, None, error))
+
+    def _step(self) -> bool:
+        begin = time.monotonic()
+        before = (self._batcher.counts.preemptions, self._batcher.counts.recomputed_tokens)
+        batch = self._batcher.next_batch()
+        if batch is None:
+            return False
+        scheduled = time.monotonic()
+        result = self._backend.run(batch)
+        computed = time.monotonic()
+        ended = self._commit(batch, result)
+        end = time.monotonic()
+        counts = self._batcher.counts
+        left, right = self._batcher.side_counts()
+        compute_s, memory_s = self._predict(batch)
+        self._log.add(
+            StepRecord(
+                attempt=self._attempt,
+                step=batch.step,
+                start_s=begin - self._begin,
+                step_s=end - begin,
+                prefill_tokens=batch.num_prefill_tokens,
+                decode_tokens=batch.num_decodes,
+                running=left + right,
+                running_left=left,
+                waiting=self._batcher.num_waiting,
+                finished=ended,
+                pages_used=self._cache.used_pages,
+                pages_idle=self._cache.idle_pages,
+                num_pages=self._cache.num_pages,
+                preemptions=counts.preemptions - before[0],
+                recomputed_tokens=counts.recomputed_tokens - before[1],
+                predicted_compute_s=compute_s,
+                predicted_memory_s=memory_s,
+                schedule_s=(scheduled - begin) + (end - computed),
+                attention_s=result.attention_s,
+                model_s=result.model_s,
+                sample_s=result.sample_s,
+            )
+        )
+        if end - self._flushed_at >= self._flush_interval_s:
+            self._flush()
+        self._on_step(self._advance(end))
+        return True
+
+    def _commit(self, batch: Batch, result: StepResult) -> int:
+        finished = np.zeros(len(batch.slot), np.bool_)
+        drew = np.flatnonzero(batch.needs_logits)
+        over, ended = self._generations.add(batch.request[drew], result.token_ids, result.bad)
+        finished[drew] = over
+        self._ended += ended
+        self._output_tokens += len(drew)
+        self._batcher.commit(batch, finished)
+        return len(ended)
+
+    def _predict(self, batch: Batch) -> tuple[float, float]:
+        """Compute and KV-read seconds that the cost model gives this step."""
+        n = batch.num_decodes
+        end = batch.start + batch.num_tokens
+        compute_s = self._cost.prefill_s(batch.start[n:], end[n:]).sum()
+        compute_s += self._cost.head_s(int(batch.needs_logits.sum()))
+        # a decode's attention arithmetic counts as memory time
+        compute_s += n * self._cost.prefill_s(0, 1)
+        read_tokens = end[:n].sum(dtype=np.int64)
+        read_s = read_tokens * self._cost.kv_bytes_per_token
+        return float(compute_s), float(read_s / self._cost.hardware.effective_bandwidth)
+
+    def _flush(self) -> None:
+        self._flushed_at = time.monotonic()
+        if self._ended:
+            request = np.array([g.request for g in self._ended], np.int32)
+            cached: npt.NDArray[np.int32] = self._batcher.num_cached[request]
+            table = answers_table(
+                row=self._requests.row[request],
+                output_text=[g.text for g in self._ended],
+                output_token_ids=[g.token_ids for g in self._ended],
+                finish_reason=[g.finish_reason for g in self._ended],
+                num_prompt_tokens=self._requests.prompt_len[request],
+                num_cached_tokens=np.maximum(cached, 0),
+                error=[g.error for g in self._ended],
+            )
+            self._journal.append(table)
+            self._saved_rows += len(self._ended)
+            self._ended = []
+        self._journal.append_steps(self._log.take())
+
+    def _advance(self, now: float) -> Advance:
+        admitted = self._batcher.num_cached >= 0
+        return Advance(
+            saved_rows=self._saved_rows,
+            running=self._batcher.num_running,
+            waiting=self._batcher.num_waiting,
+            prompt_tokens=int(self._requests.prompt_len[admitted].sum(dtype=np.int64)),
+            output_tokens=self._output_tokens,
+            elapsed_s=now - self._begin,
+        )

@@ -1,0 +1,30 @@
+"""What a person can set when executing a plan. Defaults stand here and nowhere else."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from blendrun.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class ExecuteSettings:
+    """Settings of `blendrun execute`."""
+
+    model: str | None = None  # where the plan's model lies now, if it moved
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of weights and KV
+    kv_memory: int | None = None  # bytes; None: what the job needs, at most 60 % of free memory
+    page_size: int = 16  # tokens
+    chunk_size: int = 512  # prefill tokens in a step at most
+    max_seqs: int = 512  # requests running at once at most
+    prefix_cache: bool = True
+    ignore_eos: bool = False  # in addition to the rows that the plan says it of
+    flush_interval_s: float = 1.0  # finished rows are safe on disk after this long
+    log_interval_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("page_size", "chunk_size", "max_seqs"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("flush_interval_s", "log_interval_s"):
+            if not getattr(self, name) >= 0:
+                raise InputError(f"{name} must be 0 or more, not {getattr(self, name)}")

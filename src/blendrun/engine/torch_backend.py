@@ -1,0 +1,161 @@
+"""Runs batches on the CPU with torch: the model's products there, attention in our kernel."""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from blendrun.engine.decoder import Decoder
+from blendrun.engine.generations import Generations
+from blendrun.engine.prefix_cache import PrefixCache
+from blendrun.engine.requests import EngineRequests
+from blendrun.engine.sampler import SamplingColumns, sample
+from blendrun.kernels.cpu.attention import CpuAttention
+from blendrun.schedule.batch import Batch
+from blendrun.tree.prefix_tree import Int32
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """New tokens of the sequences that needed logits, in batch order, and where time went."""
+
+    token_ids: Int32  # [R]
+    bad: npt.NDArray[np.bool_]  # [R] logits were not finite
+    attention_s: float  # attention and KV writes
+    model_s: float  # everything else in the model
+    sample_s: float
+
+
+class TorchBackend:
+    """Holds the model and the KV tensors; which page is whose is the cache's business."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        attention: CpuAttention,
+        requests: EngineRequests,
+        generations: Generations,
+        cache: PrefixCache,
+    ) -> None:
+        config = decoder.config
+        self._decoder, self._attention = decoder, attention
+        self._requests, self._generations, self._cache = requests, generations, cache
+        self._k_cache, self._v_cache = attention.alloc_kv_cache(
+            config.num_layers,
+            cache.num_pages,
+            cache.page_size,
+            config.num_kv_heads,
+            config.head_dim,
+            decoder.dtype,
+        )
+        self._attention_s = 0.0
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> StepResult:
+        """Compute a batch and draw a token for every sequence that needs one."""
+        begin = time.perf_counter()
+        self._attention_s = 0.0
+        token_ids, positions = self._tokens(batch)
+        last = np.cumsum(batch.num_tokens, dtype=np.int64) - 1
+        rows = torch.from_numpy(last[batch.needs_logits])
+        hidden = self._decoder.forward(
+            torch.from_numpy(token_ids), torch.from_numpy(positions), self._attend(batch), rows
+        )
+        if not len(rows):
+            end = time.perf_counter()
+            return StepResult(
+                np.zeros(0, np.int32),
+                np.zeros(0, np.bool_),
+                self._attention_s,
+                end - begin - self._attention_s,
+                0.0,
+            )
+        logits = self._decoder.logits(hidden)
+        middle = time.perf_counter()
+        drawn = sample(logits, self._sampling(batch))
+        end = time.perf_counter()
+        model_s = middle - begin - self._attention_s
+        return StepResult(drawn.token_ids, drawn.bad, self._attention_s, model_s, end - middle)
+
+    def _attend(self, batch: Batch) -> "_Attend":
+        writes = self._cache.take_writes()
+        if len(writes.copy_from):
+            self._attention.copy_pages(
+                self._k_cache,
+                self._v_cache,
+                torch.from_numpy(writes.copy_from),
+                torch.from_numpy(writes.copy_to),
+            )
+        context_len = batch.start + batch.num_tokens
+        num_pages = -(-int(context_len.max()) // self._cache.page_size)
+        indptr = np.concatenate([[0], np.cumsum(batch.num_tokens)]).astype(np.int32)
+        return _Attend(
+            self,
+            torch.from_numpy(writes.token_idx),
+            torch.from_numpy(writes.slot),
+            torch.from_numpy(indptr),
+            torch.from_numpy(context_len.astype(np.int32)),
+            torch.from_numpy(self._cache.page_table[batch.slot, :num_pages]),
+        )
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: "_Attend") -> Tensor:
+        """Write K and V of the step's tokens, then attend; [T, num_heads, D]."""
+        begin = time.perf_counter()
+        k_cache, v_cache = self._k_cache[layer], self._v_cache[layer]
+        self._attention.write_kv(k, v, k_cache, v_cache, step.token_idx, step.slots)
+        out = self._attention.paged_attention(
+            q,
+            k_cache,
+            v_cache,
+            step.q_indptr,
+            step.context_len,
+            step.page_table,
+            self._decoder.config.head_dim**-0.5,
+        )
+        self._attention_s += time.perf_counter() - begin
+        return out
+
+    def _tokens(self, batch: Batch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Token ids and positions of the batch, int64 [T] each."""
+        n = batch.num_decodes
+        ids = [self._generations.last_tokens(batch.request[:n])]
+        positions = [batch.start[:n]]
+        for i in range(n, len(batch.slot)):
+            start = int(batch.start[i])
+            end = start + int(batch.num_tokens[i])
+            ids.append(self._generations.tokens(int(batch.request[i]), start, end))
+            positions.append(np.arange(start, end, dtype=np.int32))
+        return np.concatenate(ids).astype(np.int64), np.concatenate(positions).astype(np.int64)
+
+    def _sampling(self, batch: Batch) -> SamplingColumns:
+        request = batch.request[batch.needs_logits]
+        columns = self._requests
+        position = (batch.start + batch.num_tokens)[batch.needs_logits].astype(np.int64)
+        return SamplingColumns(
+            columns.temperature[request],
+            columns.top_p[request],
+            columns.top_k[request],
+            columns.min_p[request],
+            columns.seed[request],
+            columns.row[request],
+            np.zeros(len(request), np.int32),
+            position,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Attend:
+    """A step's indices, made once and used by every layer."""
+
+    backend: TorchBackend
+    token_idx: Tensor  # int32 [W]
+    slots: Tensor  # int64 [W]
+    q_indptr: Tensor  # int32 [S + 1]
+    context_len: Tensor  # int32 [S]
+    page_table: Tensor  # int32 [S, max_pages]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.backend.attend(layer, q, k, v, self)

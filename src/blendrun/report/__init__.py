@@ -1,0 +1,1 @@
+"""What a run did, from the files it left."""

@@ -1,0 +1,51 @@
+"""How fast the run could have been: the optimum for the lengths that really came out."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.compute as pc
+
+from blendrun.config import from_table
+from blendrun.cost.cost_model import CostModel
+from blendrun.cost.hardware import HardwareProfile
+from blendrun.cost.model_shape import ModelShape
+from blendrun.cost.optimum import Optimum, min_steps, optimum
+from blendrun.data.results import read_answers
+from blendrun.engine.run_dir import Manifest
+from blendrun.schedule.plan_file import StoredPlan
+from blendrun.tree.annotate import annotate
+from blendrun.tree.prefix_tree import ROOT
+
+
+def run_optimum(stored: StoredPlan, manifest: Manifest, run_dir: Path) -> Optimum | None:
+    """The bound for the answered requests with their true output lengths.
+
+    None where the run is not complete: a part of a tree has no optimum of its own. The tree is
+    the plan's; where the plan split it, the sharing that this gave up is not in the bound.
+    """
+    if not manifest.is_complete or "hardware" not in manifest.environment:
+        return None
+    hardware = from_table(HardwareProfile, manifest.environment["hardware"], "manifest: hardware")
+    shape = from_table(ModelShape, manifest.environment["model_shape"], "manifest: model_shape")
+    cost = CostModel(shape, hardware)
+    output_len = _output_lengths(stored, run_dir)
+    tree = stored.tree
+    priced = annotate(tree, output_len, cost)
+    whole_s = float(cost.compute_s(tree.prompt_len, output_len).sum())
+    shared_s = float(priced.compute_s[ROOT])
+    own_len = tree.edge_len[tree.leaf_node]
+    capacity = int(manifest.environment["kv_pages"]) * int(manifest.environment["page_size"])
+    steps = min_steps(own_len, output_len, capacity, cost)
+    return optimum(whole_s, float(priced.memory_s[ROOT]), steps, cost, whole_s - shared_s)
+
+
+def _output_lengths(
+    stored: StoredPlan, run_dir: Path
+) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """Output tokens of every request, by request number; 0 for error rows."""
+    answers = read_answers(run_dir)
+    by_row = np.zeros(stored.plan.counts.rows, np.int32)
+    by_row[answers["row"].to_numpy()] = pc.fill_null(answers["num_output_tokens"], 0).to_numpy()
+    lengths = np.zeros(stored.requests.num_rows, np.int32)
+    lengths[stored.requests["request"].to_numpy()] = by_row[stored.requests["row"].to_numpy()]
+    return lengths

@@ -1,0 +1,120 @@
+"""A run's report: figures by name, ready to be printed and saved."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from blendrun.cost.optimum import Optimum
+from blendrun.data.disk import atomic_file
+from blendrun.data.results import read_steps
+from blendrun.engine.run_dir import Manifest, read_manifest
+from blendrun.errors import InputError
+from blendrun.report.bounds import run_optimum
+from blendrun.report.metrics import RunMetrics, read_metrics
+from blendrun.report.timeline import timeline
+from blendrun.schedule.plan_file import Plan, read_plan
+
+REPORT_FOLDER = "report"
+_DERIVED = ("computed_prompt_tokens", "sharing_frac", "input_tokens_per_s", "output_tokens_per_s",
+            "total_tokens_per_s", "mean_running", "mean_page_use_frac", "other_s")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    run_dir: Path
+    plan: Plan
+    manifest: Manifest
+    metrics: RunMetrics
+    optimum: Optimum | None  # None while the run is not complete
+    timeline: pa.Table
+
+    @property
+    def ideal_frac(self) -> float | None:
+        """Share of the ideal optimum that the run reached."""
+        return self._frac(self.optimum.ideal_s if self.optimum else None)
+
+    @property
+    def practical_frac(self) -> float | None:
+        return self._frac(self.optimum.practical_s if self.optimum else None)
+
+    def values(self) -> Mapping[str, int | float | None]:
+        """Every figure by its stable name."""
+        values: dict[str, int | float | None] = asdict(self.metrics)
+        values |= {name: getattr(self.metrics, name) for name in _DERIVED}
+        counts, times = self.plan.counts, self.plan.times
+        values["rows"] = counts.rows
+        values["sharing_possible_frac"] = counts.sharing_possible
+        values["sharing_planned_frac"] = counts.sharing_kept
+        values["planned_s"] = times.predicted_s
+        if self.optimum:
+            values |= {f"optimum_{k}": v for k, v in asdict(self.optimum).items()}
+        values["ideal_frac"] = self.ideal_frac
+        values["practical_frac"] = self.practical_frac
+        return values
+
+    def _frac(self, best_s: float | None) -> float | None:
+        generate_s = self.metrics.generate_s
+        return best_s / generate_s if best_s is not None and generate_s > 0 else None
+
+
+def make_report(run_dir: Path) -> Report:
+    """The report of a run, complete or not.
+
+    Raises:
+        InputError: the folder holds no run.
+        PlanError: its plan or its parts cannot be read.
+    """
+    manifest = read_manifest(run_dir)
+    if manifest is None:
+        raise InputError(f"{run_dir} holds no run", "give the --run-dir of blendrun execute")
+    stored = read_plan(_find_plan(manifest, run_dir))
+    return Report(
+        run_dir,
+        stored.plan,
+        manifest,
+        read_metrics(run_dir, manifest),
+        run_optimum(stored, manifest, run_dir),
+        timeline(read_steps(run_dir)),
+    )
+
+
+def save_report(report: Report) -> Path:
+    """Write `report.parquet` (one row per metric), `report.json` and `timeline.parquet`."""
+    folder = report.run_dir / REPORT_FOLDER
+    folder.mkdir(exist_ok=True)
+    values = report.values()
+    table = pa.table(
+        {
+            "metric": list(values),
+            "value": [None if v is None else float(v) for v in values.values()],
+        },
+        schema=pa.schema([("metric", pa.string()), ("value", pa.float64())]),
+    )
+    pq.write_table(table, folder / "report.parquet")
+    pq.write_table(report.timeline, folder / "timeline.parquet")
+    with atomic_file(folder / "report.json") as file:
+        file.write(report_json(report).encode() + b"\n")
+    return folder
+
+
+def report_json(report: Report) -> str:
+    """One line of JSON with every figure."""
+    about: dict[str, Any] = {
+        "run": str(report.run_dir),
+        "complete": report.manifest.is_complete,
+        "model": report.plan.model.name,
+        "policy": report.plan.policy,
+    }
+    return json.dumps(about | dict(report.values()), allow_nan=False)
+
+
+def _find_plan(manifest: Manifest, run_dir: Path) -> Path:
+    """The plan where it was, or beside the run if both were moved."""
+    plan = Path(manifest.plan)
+    beside = [run_dir / plan.name, run_dir.parent / plan.name]
+    return next((path for path in [plan, *beside] if path.is_file()), plan)

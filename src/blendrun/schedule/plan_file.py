@@ -1,0 +1,184 @@
+"""The plan on disk: a small readable `plan.json`, and its sidecars in a folder beside it.
+
+`<name>.data/` holds the requests in scheduled order, the tree, the rows set aside and the token
+store. Input files are named relative to the plan, so that both can move together. Knows how to
+keep a plan, not how to make one.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from blendrun.config import from_table
+from blendrun.data.disk import atomic_file
+from blendrun.data.sources import SourceFile
+from blendrun.data.token_store import TokenStore
+from blendrun.errors import InputError, PlanError
+from blendrun.tree.prefix_tree import PrefixTree
+from blendrun.tree.store import read_tree
+
+FORMAT = "blendrun-plan"
+VERSION = 1
+REQUESTS_FILE = "requests.parquet"
+TREE_FILE = "tree.parquet"
+REJECTED_FILE = "rejected.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanModel:
+    spec: str  # as `--model` takes it; a local path is absolute
+    name: str
+    fingerprint: str  # of config and tokenizer; empty for a bare shape, which cannot be executed
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCounts:
+    rows: int
+    requests: int
+    rejected: int
+    prompt_tokens: int
+    unique_prompt_tokens: int  # before splitting
+    computed_prompt_tokens: int  # expected in the planned order
+    expected_output_tokens: int
+    prefix_nodes: int
+    kv_capacity_tokens: int  # of the planned hardware
+    lengths_from: Mapping[str, int]  # requests by origin of their expected output length
+    rejected_by_code: Mapping[str, int]
+
+    @property
+    def sharing_possible(self) -> float:
+        return _saved_frac(self.prompt_tokens, self.unique_prompt_tokens)
+
+    @property
+    def sharing_kept(self) -> float:
+        return _saved_frac(self.prompt_tokens, self.computed_prompt_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTimes:
+    """Seconds on the planned hardware; formulas in docs/cost-model.md."""
+
+    compute_s: float  # T_comp, nothing shared
+    shared_compute_s: float  # with every shared prefix computed once
+    memory_s: float  # T_mem
+    density: float | None  # shared compute over memory; None without KV reads
+    ideal_s: float
+    practical_s: float
+    predicted_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    format: str
+    version: int
+    blendrun: str  # version that wrote it
+    created: str  # ISO 8601, UTC
+    job_id: str  # hash of inputs, model and sampling: what the answers depend on
+    model: PlanModel
+    hardware: str
+    hardware_reason: str
+    policy: str
+    two_ended: bool
+    tp: int
+    dp: int
+    cost: str
+    counts: PlanCounts
+    times: PlanTimes
+    settings: Mapping[str, Any]
+    settings_from: Mapping[str, str]  # flag, file or default
+    warnings: tuple[str, ...]
+    sources: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPlan:
+    """A plan and its sidecars, opened."""
+
+    plan: Plan
+    path: Path
+    sources: tuple[SourceFile, ...]  # with absolute paths
+    requests: pa.Table  # in scheduled order
+    rejected: pa.Table
+    tree: PrefixTree
+    store: TokenStore
+
+
+def sidecar_folder(path: Path) -> Path:
+    return path.with_name(f"{path.stem}.data")
+
+
+def write_plan(path: Path, plan: Plan, sources: tuple[SourceFile, ...]) -> None:
+    """Write `plan.json` last, so that a plan that exists has its sidecars."""
+    folder = path.parent.resolve()
+    relative = [
+        dataclasses.replace(source, path=os.path.relpath(source.path, folder)).to_dict()
+        for source in sources
+    ]
+    table = dataclasses.asdict(plan) | {"sources": relative}
+    with atomic_file(path) as file:
+        file.write(json.dumps(table, indent=1, allow_nan=False).encode() + b"\n")
+
+
+def read_plan(path: Path) -> StoredPlan:
+    """Open a plan with everything beside it.
+
+    Raises:
+        PlanError: it is no plan, is of another version, or a sidecar is missing or broken.
+    """
+    try:
+        table = json.loads(path.read_bytes())
+    except OSError as error:
+        raise PlanError(f"cannot read the plan {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise PlanError(f"{path} is not a plan: {error}") from error
+    if not isinstance(table, dict) or table.get("format") != FORMAT:
+        raise PlanError(
+            f"{path} is not a plan", "make one with: blendrun plan PROMPTS -o plan.json"
+        )
+    if table.get("version") != VERSION:
+        raise PlanError(
+            f"{path} is a plan of version {table.get('version')}; this is version {VERSION}",
+            "plan again with this version",
+        )
+    try:
+        plan = from_table(Plan, table, str(path))
+    except InputError as error:
+        raise PlanError(error.message) from error
+    folder = sidecar_folder(path)
+    base = path.parent.resolve()
+    sources = tuple(
+        SourceFile.from_dict({**source, "path": os.path.normpath(base / str(source["path"]))})
+        for source in plan.sources
+    )
+    stored = StoredPlan(
+        plan,
+        path,
+        sources,
+        _read_table(folder / REQUESTS_FILE),
+        _read_table(folder / REJECTED_FILE),
+        read_tree(folder / TREE_FILE),
+        TokenStore.open(folder),
+    )
+    n = plan.counts.requests
+    if not n == stored.requests.num_rows == stored.tree.num_requests == len(stored.store):
+        raise PlanError(f"the files in {folder} do not belong to {path}", "plan again")
+    return stored
+
+
+def _read_table(path: Path) -> pa.Table:
+    try:
+        return pq.read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        raise PlanError(f"cannot read {path}: {error}", "plan again") from error
+
+
+def _saved_frac(total: int, computed: int) -> float:
+    return 1 - computed / total if total else 0.0

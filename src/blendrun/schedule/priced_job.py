@@ -1,0 +1,65 @@
+"""A job before it is ordered: its requests, their prefix tree and their prices."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from blendrun.cost.cost_model import CostModel
+from blendrun.cost.optimum import Optimum, min_steps, optimum
+from blendrun.data.ingest import Ingested
+from blendrun.tree.annotate import Annotations, annotate
+from blendrun.tree.prefix_tree import ROOT, Int32, PrefixTree
+
+
+@dataclass(frozen=True, slots=True)
+class PricedJob:
+    """N requests over an unsplit tree, on `dp` ranks of the machine that `cost` prices."""
+
+    rows: Ingested
+    tree: PrefixTree
+    output_len: Int32  # [N] expected
+    length_from: npt.NDArray[np.str_]  # [N] origin of the expectation
+    cost: CostModel
+    dp: int
+
+    def annotate(self, tree: PrefixTree) -> Annotations:
+        """Prices of a tree over the same requests."""
+        return annotate(tree, self.output_len, self.cost)
+
+    @property
+    def kv_tokens(self) -> int:
+        """KV tokens when every request is in memory at its full length, prefixes shared."""
+        return self.tree.num_unique_tokens + int(self.output_len.sum(dtype=np.int64))
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        return self.cost.kv_capacity_tokens * self.dp
+
+    @property
+    def everything_fits(self) -> bool:
+        return self.kv_tokens <= self.kv_capacity_tokens
+
+    def optimum(self) -> Optimum:
+        """The bound for one rank that does all the work; `dp` ranks divide it."""
+        tree, cost = self.tree, self.cost
+        priced = self.annotate(tree)
+        whole_s = float(cost.compute_s(tree.prompt_len, self.output_len).sum())
+        shared_s, memory_s = float(priced.compute_s[ROOT]), float(priced.memory_s[ROOT])
+        own_len = tree.edge_len[tree.leaf_node]
+        steps = min_steps(own_len, self.output_len, self.kv_capacity_tokens, cost)
+        return optimum(whole_s, memory_s, steps, cost, whole_s - shared_s)
+
+    def predicted_s(self, best: Optimum, computed_tokens: int) -> float:
+        """Wall time of a run that computes `computed_tokens` prompt tokens, on one rank.
+
+        The practical optimum with the sharing that the order keeps and the fixed cost of steps;
+        ramp-up, tail and imbalance inside steps are not in it. A lost prompt token costs the mean
+        of what a shared one saves.
+        """
+        lost = computed_tokens - self.tree.num_unique_tokens
+        saved = max(self.tree.num_prompt_tokens - self.tree.num_unique_tokens, 1)
+        busy_s = best.shared_compute_s + lost / saved * (best.compute_s - best.shared_compute_s)
+        busy_s = max(busy_s, best.min_steps * self.cost.weight_read_s)
+        overhead_s = best.min_steps * self.cost.hardware.step_overhead_s
+        return float(self.cost.overlapped_s(busy_s, best.memory_s)) + overhead_s

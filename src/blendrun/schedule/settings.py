@@ -1,0 +1,62 @@
+"""What a person can set when planning. Defaults stand here and nowhere else."""
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from blendrun.data.columns import ColumnNames
+from blendrun.data.sampling import SamplingParams
+from blendrun.errors import InputError
+
+Policy = Literal["blendserve", "dfs", "arrival", "random"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSettings:
+    """Settings of `blendrun plan`; also the keys of a job file."""
+
+    model: str
+    tokenizer: str | None = None  # folder or id; only for model shapes that come without one
+    hardware: str = "auto"
+    policy: Policy = "blendserve"
+    cost: Literal["product", "paper"] = "product"
+    tp: int = 1
+    dp: int = 1
+    limit: int | None = None  # first N rows
+    keep_sharing: float = 0.99
+    prior_output_len: int = 256  # tokens expected where max_tokens allows more and nothing tells
+    prompt_column: str | None = None  # None: the names of `ColumnNames`, where they exist
+    messages_column: str | None = None
+    token_ids_column: str | None = None
+    max_tokens_column: str | None = None
+    output_len_column: str | None = None
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("tp", 1), ("dp", 1), ("prior_output_len", 1), ("limit", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InputError(f"{name} must be at least {least}, not {value}")
+        if not 0 <= self.keep_sharing <= 1:
+            raise InputError(f"keep_sharing must be between 0 and 1, not {self.keep_sharing}")
+        self.sampling.validate()
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(**{f.name: getattr(self, f.name) for f in fields(SamplingParams)})
+
+    @property
+    def columns(self) -> ColumnNames:
+        return ColumnNames.from_flags(
+            prompt=self.prompt_column,
+            messages=self.messages_column,
+            token_ids=self.token_ids_column,
+            max_tokens=self.max_tokens_column,
+            output_len=self.output_len_column,
+        )

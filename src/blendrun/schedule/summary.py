@@ -1,0 +1,122 @@
+"""What a plan says of itself: counts, times, warnings and the identity of the job."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+import numpy as np
+import pyarrow as pa
+
+from blendrun import __version__
+from blendrun.config import Resolved
+from blendrun.data.ingest import Ingested
+from blendrun.schedule import plan_file
+from blendrun.schedule.lengths import PRIOR
+from blendrun.schedule.orders import Order
+from blendrun.schedule.plan_file import Plan, PlanCounts, PlanTimes
+from blendrun.schedule.plan_model import PlannedModel
+from blendrun.schedule.priced_job import PricedJob
+from blendrun.schedule.settings import PlanSettings
+from blendrun.tree.sharing import computed_prompt_tokens
+
+
+def describe(
+    job: PricedJob, order: Order, model: PlannedModel, settings: Resolved[PlanSettings]
+) -> Plan:
+    """The plan of `job` in `order`, without its sources."""
+    wanted = settings.value
+    counts = _counts(job, order)
+    best = job.optimum()
+    times = PlanTimes(
+        compute_s=best.compute_s,
+        shared_compute_s=best.shared_compute_s,
+        memory_s=best.memory_s,
+        density=best.density,
+        ideal_s=best.ideal_s / wanted.dp,
+        practical_s=best.practical_s / wanted.dp,
+        predicted_s=job.predicted_s(best, counts.computed_prompt_tokens) / wanted.dp,
+    )
+    return Plan(
+        format=plan_file.FORMAT,
+        version=plan_file.VERSION,
+        blendrun=__version__,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        job_id=_job_id(job.rows, model),
+        model=model.record,
+        hardware=job.cost.hardware.name,
+        hardware_reason=job.cost.hardware.reason,
+        policy=wanted.policy,
+        two_ended=order.two_ended,
+        tp=wanted.tp,
+        dp=wanted.dp,
+        cost=wanted.cost,
+        counts=counts,
+        times=times,
+        settings=asdict(wanted),
+        settings_from=dict(settings.origins),
+        warnings=tuple(_warnings(job, counts)),
+        sources=(),
+    )
+
+
+def _counts(job: PricedJob, order: Order) -> PlanCounts:
+    tree = job.tree
+    return PlanCounts(
+        rows=job.rows.num_rows,
+        requests=tree.num_requests,
+        rejected=job.rows.rejected.num_rows,
+        prompt_tokens=tree.num_prompt_tokens,
+        unique_prompt_tokens=tree.num_unique_tokens,
+        computed_prompt_tokens=computed_prompt_tokens(
+            order.tree, order.sequence, job.output_len, job.kv_capacity_tokens
+        ),
+        expected_output_tokens=int(job.output_len.sum(dtype=np.int64)),
+        prefix_nodes=order.tree.num_nodes,
+        kv_capacity_tokens=job.kv_capacity_tokens,
+        lengths_from=_value_counts(pa.array(job.length_from.tolist(), pa.string())),
+        rejected_by_code=_value_counts(job.rows.rejected["code"]),
+    )
+
+
+def _value_counts(column: pa.Array | pa.ChunkedArray) -> dict[str, int]:
+    pairs = column.value_counts().to_pylist()
+    return {pair["values"]: pair["counts"] for pair in sorted(pairs, key=lambda p: -p["counts"])}
+
+
+def _warnings(job: PricedJob, counts: PlanCounts) -> Iterator[str]:
+    if counts.rejected:
+        yield f"{counts.rejected} rows are set aside and will be error rows in the output"
+    if not counts.requests:
+        yield "there is no request to run"
+        return
+    if job.everything_fits:
+        yield "the KV of all requests fits in memory at once, so the order hardly matters"
+    if counts.sharing_possible < 0.01:
+        yield "the prompts share next to no prefixes"
+    if job.cost.hardware.overlap_exponent <= 1:
+        yield (
+            "on this hardware compute and memory work do not overlap, "
+            "so the gain is in sharing and full steps"
+        )
+    guessed = counts.lengths_from.get(PRIOR, 0)
+    if 2 * guessed > counts.requests:
+        yield f"the output length of {guessed} requests is a guess; an output_len column helps"
+    longest = int((job.tree.prompt_len + job.output_len).max())
+    if longest > job.cost.kv_capacity_tokens:
+        yield f"the longest request ({longest} tokens) is larger than the KV memory"
+    if not job.cost.hardware.calibrated:
+        yield "times are estimates from data-sheet figures of the hardware"
+
+
+def _job_id(rows: Ingested, model: PlannedModel) -> str:
+    """Hash of what the answers depend on, so that a run continues under another plan of the job."""
+    digest = hashlib.sha256()
+    digest.update((model.record.fingerprint or model.record.spec).encode())
+    digest.update(str(rows.num_rows).encode())
+    digest.update(rows.store.tokens.data)
+    digest.update(rows.store.offsets.data)
+    identity = rows.requests.drop_columns(["expected_len"])
+    for name in identity.column_names:
+        digest.update(repr((name, identity[name].to_pylist())).encode())
+    return digest.hexdigest()[:16]

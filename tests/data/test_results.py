@@ -1,0 +1,202 @@
+"""Result journal: parts appear whole or not at all; one writer at a time."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from blendrun.data import disk
+from blendrun.data.answers import ANSWER_SCHEMA, answers_table
+from blendrun.data.results import ResultJournal, read_answers, read_steps
+from blendrun.errors import CapacityError, InputError, PlanError
+
+
+def answers(*rows, text="text"):
+    return answers_table(
+        row=np.array(rows, np.int64),
+        output_text=[f"{text} {row}" for row in rows],
+        output_token_ids=[np.array([row, row], np.int32) for row in rows],
+        finish_reason=["stop"] * len(rows),
+        num_prompt_tokens=[5] * len(rows),
+        num_cached_tokens=[3] * len(rows),
+    )
+
+
+def test_answers_from_columns_have_the_schema():
+    table = answers_table(
+        row=[4, 2],
+        output_text=["a", None],
+        output_token_ids=[[7], []],
+        finish_reason=["length", None],
+        num_prompt_tokens=[1, 2],
+        num_cached_tokens=[0, 0],
+        error=[None, "needs_more_memory: too long"],
+    )
+    assert table.schema.equals(ANSWER_SCHEMA)
+    assert table["status"].to_pylist() == ["ok", "error"]
+    assert table["num_output_tokens"].to_pylist() == [1, 0]
+    assert table["output_token_ids"].to_pylist() == [[7], []]
+    assert answers().schema.equals(ANSWER_SCHEMA)
+
+
+def test_what_is_appended_is_there_after_reopening(tmp_path):
+    with ResultJournal(tmp_path / "deep" / "run") as journal:
+        assert list(journal.finished_rows()) == []
+        journal.append(answers(5, 1))
+        journal.append(answers())
+        journal.append(answers(3))
+        assert list(journal.finished_rows()) == [1, 3, 5]
+        run_dir = journal.run_dir
+    assert [p.name for p in sorted((run_dir / "parts").iterdir())] == [
+        "part-000001.parquet",
+        "part-000002.parquet",
+    ]
+    with ResultJournal(run_dir) as journal:
+        assert list(journal.finished_rows()) == [1, 3, 5]
+        journal.append(answers(2))
+        assert list(journal.finished_rows()) == [1, 2, 3, 5]
+    table = read_answers(run_dir)
+    assert table["row"].to_pylist() == [1, 2, 3, 5]
+    assert table["output_text"].to_pylist() == ["text 1", "text 2", "text 3", "text 5"]
+
+
+def test_of_two_answers_to_a_row_the_first_stays(tmp_path):
+    with ResultJournal(tmp_path) as journal:
+        journal.append(answers(2, 1, text="first"))
+        journal.append(answers(1, 0, text="second"))
+        assert list(journal.finished_rows()) == [0, 1, 2]
+    assert read_answers(tmp_path)["output_text"].to_pylist() == ["second 0", "first 1", "first 2"]
+
+
+def test_a_folder_without_answers_reads_as_none(tmp_path):
+    assert read_answers(tmp_path).num_rows == 0
+    assert read_steps(tmp_path).num_rows == 0
+
+
+def test_steps_come_back_in_the_order_they_were_added(tmp_path):
+    with ResultJournal(tmp_path) as journal:
+        for start in range(0, 24, 2):
+            journal.append_steps(pa.table({"step": [start, start + 1]}))
+        journal.append_steps(pa.table({"step": pa.array([], pa.int64())}))
+        assert journal.read_steps()["step"].to_pylist() == list(range(24))
+    assert len(list((tmp_path / "steps").iterdir())) == 12
+
+
+def test_a_table_of_other_columns_is_refused(tmp_path):
+    with ResultJournal(tmp_path) as journal, pytest.raises(PlanError, match="row, answer"):
+        journal.append(pa.table({"row": [1], "answer": ["x"]}))
+
+
+def test_leftovers_are_not_read_and_go(tmp_path):
+    with ResultJournal(tmp_path) as journal:
+        journal.append(answers(1))
+    leftovers = [
+        tmp_path / "outputs.parquet.tmp",
+        tmp_path / "parts" / "part-000002.parquet.tmp",
+        tmp_path / "steps" / "steps-000001.parquet.tmp",
+    ]
+    for path in leftovers:
+        path.write_bytes(b"half")
+    assert read_answers(tmp_path).num_rows == 1
+    with ResultJournal(tmp_path) as journal:
+        assert list(journal.finished_rows()) == [1]
+    assert not any(path.exists() for path in leftovers)
+
+
+def test_files_of_other_names_are_left_alone(tmp_path):
+    with ResultJournal(tmp_path) as journal:
+        journal.append(answers(1))
+    (tmp_path / "parts" / "part-copy.parquet").write_bytes(b"mine")
+    with ResultJournal(tmp_path) as journal:
+        journal.append(answers(2))
+    assert read_answers(tmp_path).num_rows == 2
+    assert (tmp_path / "parts" / "part-copy.parquet").exists()
+
+
+def wrong_columns(path):
+    pq.write_table(pa.table({"line": [1]}), path)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda p: p.write_bytes(b""), lambda p: p.write_bytes(b"x" * 99), wrong_columns]
+)
+def test_a_part_that_cannot_be_read_is_named(tmp_path, damage):
+    with ResultJournal(tmp_path) as journal:
+        journal.append(answers(1))
+        journal.append(answers(2))
+    damage(tmp_path / "parts" / "part-000002.parquet")
+    for read in (ResultJournal, read_answers):
+        with pytest.raises(PlanError, match=r"part-000002\.parquet"):
+            read(tmp_path)
+    (tmp_path / "parts" / "part-000002.parquet").unlink()
+    with ResultJournal(tmp_path) as journal:  # the failed opening kept no lock
+        assert list(journal.finished_rows()) == [1]
+
+
+def test_a_second_writer_is_refused_until_the_first_closes(tmp_path):
+    journal = ResultJournal(tmp_path)
+    with pytest.raises(InputError, match=f"in use by process {os.getpid()}"):
+        ResultJournal(tmp_path)
+    journal.append(answers(1))
+    journal.close()
+    ResultJournal(tmp_path).close()
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_part_that_fails_leaves_nothing(tmp_path, monkeypatch, step):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    with ResultJournal(tmp_path) as journal:
+        journal.append(answers(1))
+        with monkeypatch.context() as patch:
+            if step == "fsync":
+                patch.setattr(disk.os, "fsync", fail)
+            else:
+                patch.setattr(disk.Path, "replace", fail)
+            with pytest.raises(CapacityError, match=r"part-000002\.parquet"):
+                journal.append(answers(2))
+        assert list(journal.finished_rows()) == [1]
+        assert len(list((tmp_path / "parts").iterdir())) == 1
+        journal.append(answers(2))
+        assert list(journal.finished_rows()) == [1, 2]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from blendrun.data.answers import answers_table
+from blendrun.data.results import ResultJournal
+
+journal = ResultJournal(Path(sys.argv[1]))
+row = len(journal.finished_rows())
+while True:
+    journal.append(answers_table(
+        row=[row], output_text=[str(row)], output_token_ids=[[row]], finish_reason=["stop"],
+        num_prompt_tokens=[1], num_cached_tokens=[0],
+    ))
+    print(row, flush=True)
+    row += 1
+"""
+
+
+def test_what_was_appended_survives_kill_and_the_lock_does_not(tmp_path):
+    confirmed = -1
+    for num_appends in (1, 4, 2):
+        command = [sys.executable, "-c", WRITER, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+            for _ in range(num_appends):
+                confirmed = int(child.stdout.readline())
+            with pytest.raises(InputError, match="in use"):
+                ResultJournal(tmp_path)
+            child.send_signal(signal.SIGKILL)
+        with ResultJournal(tmp_path) as journal:
+            rows = list(journal.finished_rows())
+        assert rows == list(range(len(rows)))
+        assert len(rows) > confirmed
+    assert read_answers(tmp_path)["output_text"].to_pylist() == [str(row) for row in rows]

@@ -1,0 +1,38 @@
+"""Sampling parameters: what is refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from blendrun.data.sampling import SamplingParams
+from blendrun.errors import InputError
+
+
+def test_defaults_and_limits_are_valid():
+    SamplingParams().validate()
+    SamplingParams(1, 2.0, 1e-6, 50, 1.0, -(2**63), ("\n",), True).validate()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 0),
+        ("max_tokens", 2**31),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("temperature", 1e39),
+        ("top_p", 0.0),
+        ("top_p", 1.01),
+        ("top_p", float("nan")),
+        ("top_k", -1),
+        ("min_p", 1.5),
+        ("min_p", float("nan")),
+        ("seed", 2**63),
+        ("stop", ("a", "")),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(field, value):
+    name = "stop string" if field == "stop" else field
+    with pytest.raises(InputError, match=name):
+        replace(SamplingParams(), **{field: value}).validate()
