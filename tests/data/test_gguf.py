@@ -1,6 +1,7 @@
 import importlib.util
 import json
-import multiprocessing
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -175,11 +176,17 @@ def test_a_conversion_that_was_cut_off_is_done_again(checkpoint, tmp_path, monke
 
 def test_two_processes_may_convert_at_once(checkpoint, tmp_path):
     path = write_gguf(tmp_path / "m.gguf", checkpoint)
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(2) as pool:
-        folders = pool.map(convert, [path, path], chunksize=1)
-    assert folders[0] == folders[1]
-    assert sorted(file.name for file in folders[0].iterdir()) == sorted(
+    code = (
+        "import sys; from pathlib import Path; from blendrun.data.gguf import convert_gguf;"
+        "print(convert_gguf(Path(sys.argv[1]), Path(sys.argv[2])))"
+    )
+    command = [sys.executable, "-c", code, str(path), str(tmp_path / "cache")]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = [process.communicate(timeout=120)[0].strip() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert outputs[0] == outputs[1]
+    folder = Path(outputs[0])
+    assert sorted(file.name for file in folder.iterdir()) == sorted(
         [*SMALL_FILES, "model.safetensors"]
     )
 

@@ -57,8 +57,10 @@ def run(
     settings = flags.plan_settings(config, {**plan_flags, "hardware": "cpu"})
     plan_path = output / "plan.json"
     flags.execute_settings(execute_flags)  # refuse unusable ones before planning
+    manifest = read_manifest(output)
+    only_job = manifest.identity.get("job_id") if manifest else None
     with StageProgress() as progress:
-        made = make_plan(prompts, settings, plan_path, progress)
+        made = make_plan(prompts, settings, plan_path, progress, only_job)
     print_plan(made, plan_path)
     try:
         run_plan(plan_path, output, execute_flags)

@@ -13,7 +13,7 @@ from blendrun.cost.optimum import Optimum
 from blendrun.data.disk import atomic_file
 from blendrun.data.results import read_steps
 from blendrun.engine.run_dir import Manifest, read_manifest
-from blendrun.errors import InputError
+from blendrun.errors import InputError, PlanError
 from blendrun.report.bounds import run_optimum
 from blendrun.report.metrics import RunMetrics, read_metrics
 from blendrun.report.timeline import timeline
@@ -73,6 +73,11 @@ def make_report(run_dir: Path) -> Report:
     if manifest is None:
         raise InputError(f"{run_dir} holds no run", "give the --run-dir of blendrun execute")
     stored = read_plan(_find_plan(manifest, run_dir))
+    if stored.plan.job_id != manifest.identity.get("job_id"):
+        raise PlanError(
+            f"{stored.path} is not the plan of {run_dir} any more: it was made for other prompts",
+            "restore the plan, or plan the same prompts again",
+        )
     return Report(
         run_dir,
         stored.plan,

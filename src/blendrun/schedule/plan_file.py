@@ -8,7 +8,9 @@ keep a plan, not how to make one.
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from blendrun.config import from_table
-from blendrun.data.disk import atomic_file
+from blendrun.data.disk import TEMP_SUFFIX, atomic_file
 from blendrun.data.sources import SourceFile
 from blendrun.data.token_store import TokenStore
 from blendrun.errors import InputError, PlanError
@@ -115,6 +117,30 @@ def sidecar_folder(path: Path) -> Path:
     return path.with_name(f"{path.stem}.data")
 
 
+@contextmanager
+def new_sidecars(path: Path) -> Iterator[Path]:
+    """A folder to fill; it takes the place of the sidecars of `path` when the block ends well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = sidecar_folder(path)
+    new = folder.with_name(f".{folder.name}{TEMP_SUFFIX}")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir()
+    try:
+        yield new
+        path.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        new.rename(folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def write_sidecars(folder: Path, plan: Plan, requests: pa.Table, rejected: pa.Table) -> None:
+    """Write the requests, in scheduled order, and the rows set aside."""
+    requests = requests.replace_schema_metadata(_stamp(plan))
+    pq.write_table(requests, folder / REQUESTS_FILE, compression="zstd")
+    pq.write_table(rejected, folder / REJECTED_FILE, compression="zstd")
+
+
 def write_plan(path: Path, plan: Plan, sources: tuple[SourceFile, ...]) -> None:
     """Write `plan.json` last, so that a plan that exists has its sidecars."""
     folder = path.parent.resolve()
@@ -167,10 +193,17 @@ def read_plan(path: Path) -> StoredPlan:
         read_tree(folder / TREE_FILE),
         TokenStore.open(folder),
     )
+    stamp = (stored.requests.schema.metadata or {}).items()
     n = plan.counts.requests
-    if not n == stored.requests.num_rows == stored.tree.num_requests == len(stored.store):
+    lengths = {n, stored.requests.num_rows, stored.tree.num_requests, len(stored.store)}
+    if len(lengths) != 1 or not _stamp(plan).items() <= stamp:
         raise PlanError(f"the files in {folder} do not belong to {path}", "plan again")
     return stored
+
+
+def _stamp(plan: Plan) -> dict[bytes, bytes]:
+    """What tells the sidecars of one plan from those of another."""
+    return {b"job_id": plan.job_id.encode(), b"created": plan.created.encode()}
 
 
 def _read_table(path: Path) -> pa.Table:

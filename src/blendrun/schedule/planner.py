@@ -3,29 +3,26 @@
 Needs a model's config and tokenizer, never its weights, and never torch.
 """
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from blendrun.config import Resolved
 from blendrun.cost.cost_model import CostModel
 from blendrun.cost.hardware import HardwareProfile
 from blendrun.data.ingest import ingest
-from blendrun.errors import CapacityError
+from blendrun.errors import CapacityError, PlanError
 from blendrun.schedule import plan_file
 from blendrun.schedule.lengths import expected_lengths
 from blendrun.schedule.orders import Order, OrderSettings, order_requests
 from blendrun.schedule.plan_file import Plan
-from blendrun.schedule.plan_model import load_model
+from blendrun.schedule.plan_model import PlannedModel, load_model
 from blendrun.schedule.priced_job import PricedJob
 from blendrun.schedule.settings import PlanSettings
 from blendrun.schedule.summary import describe
-from blendrun.tree.annotate import Annotations
 from blendrun.tree.build import build_tree
 from blendrun.tree.store import write_tree
 
@@ -35,67 +32,96 @@ class Progress(Protocol):
 
 
 def make_plan(
-    prompts: Sequence[str], settings: Resolved[PlanSettings], path: Path, progress: Progress
+    prompts: Sequence[str],
+    settings: Resolved[PlanSettings],
+    path: Path,
+    progress: Progress,
+    only_job: str | None = None,
 ) -> Plan:
     """Plan the requests of `prompts` and write `path` and its sidecars.
 
+    A plan that lies at `path` already is replaced when the new one is complete, not before.
+
+    Args:
+        only_job: refuse a plan of another job than this `job_id`.
+
     Raises:
         InputError: files, columns, model or settings that cannot be used.
+        PlanError: the job is not `only_job`.
         CapacityError: the model leaves no memory for KV on the planned hardware.
     """
-    wanted = settings.value
-    model = load_model(wanted)
-    cost = CostModel(model.shape, HardwareProfile.load(wanted.hardware), wanted.tp, wanted.cost)
+    model = load_model(settings.value)
+    cost = _cost_model(model, settings.value)
+    with plan_file.new_sidecars(path) as folder:
+        job = _read_job(prompts, settings.value, model, cost, folder, progress)
+        progress("order", 0, 1)
+        wanted = OrderSettings(
+            settings.value.seed, settings.value.keep_sharing, job.everything_fits
+        )
+        order = order_requests(settings.value.policy, job.tree, job.annotate, wanted)
+        plan = describe(job, order, model, settings)
+        if only_job is not None and plan.job_id != only_job:
+            raise PlanError(
+                f"{path.parent} holds the run of another job",
+                "other prompts, model or sampling need another folder",
+            )
+        _write_sidecars(folder, job, order, plan)
+    plan_file.write_plan(path, plan, job.rows.sources)
+    return plan
+
+
+def _cost_model(model: PlannedModel, settings: PlanSettings) -> CostModel:
+    hardware = HardwareProfile.load(settings.hardware)
+    cost = CostModel(model.shape, hardware, settings.tp, settings.cost)
     if cost.kv_capacity_tokens < 1:
         raise CapacityError(
-            f"{model.shape.name} leaves no memory for KV pages on {cost.hardware.name}",
+            f"{model.shape.name} leaves no memory for KV pages on {hardware.name}",
             "take a smaller model, more ranks (--tp) or hardware with more memory",
         )
-    folder = plan_file.sidecar_folder(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    return cost
+
+
+def _read_job(
+    prompts: Sequence[str],
+    settings: PlanSettings,
+    model: PlannedModel,
+    cost: CostModel,
+    folder: Path,
+    progress: Progress,
+) -> PricedJob:
+    """The rows with their tokens (in `folder`), tree and prices."""
     rows = ingest(
         prompts,
-        wanted.columns,
+        settings.columns,
         model.tokenizer,
-        wanted.sampling,
+        settings.sampling,
         model.shape.max_position,
         model.shape.vocab_size,
         folder,
-        wanted.limit,
+        settings.limit,
         lambda done, total: progress("read and tokenize", done, total),
     )
     progress("build prefix tree", 0, 1)
     tree = build_tree(rows.store.tokens, rows.store.offsets)
-    lengths, origin = expected_lengths(rows.requests, wanted.prior_output_len)
-    job = PricedJob(rows, tree, lengths, origin, cost, wanted.dp)
-    progress("order", 0, 1)
-    order = order_requests(
-        wanted.policy,
-        tree,
-        job.annotate,
-        OrderSettings(wanted.seed, wanted.keep_sharing, job.everything_fits),
-    )
+    lengths, length_from = expected_lengths(rows.requests, settings.prior_output_len)
+    return PricedJob(rows, tree, lengths, length_from, cost, settings.dp)
+
+
+def _write_sidecars(folder: Path, job: PricedJob, order: Order, plan: Plan) -> None:
     priced = job.annotate(order.tree)
-    _write_sidecars(folder, job, order, priced)
-    plan = describe(job, order, model, settings)
-    plan_file.write_plan(path, plan, rows.sources)
-    return plan
-
-
-def _write_sidecars(folder: Path, job: PricedJob, order: Order, priced: Annotations) -> None:
-    write_tree(folder / plan_file.TREE_FILE, order.tree, priced)
-    pq.write_table(job.rows.rejected, folder / plan_file.REJECTED_FILE, compression="zstd")
     density = priced.request_density
-    table = job.rows.requests.append_column(
-        "request", pa.array(np.arange(order.tree.num_requests, dtype=np.int32))
+    columns = {
+        "request": np.arange(order.tree.num_requests, dtype=np.int32),
+        "expected_output_len": job.output_len,
+        "length_from": pa.array(job.length_from.tolist(), pa.string()),
+        "density": density,
+        # the lists of an online batcher: left at or above the root's density, right the rest
+        "is_left": density >= priced.root_density,
+    }
+    requests = job.rows.requests
+    for name, values in columns.items():
+        requests = requests.append_column(name, pa.array(values))
+    plan_file.write_sidecars(
+        folder, plan, requests.take(pa.array(order.sequence)), job.rows.rejected
     )
-    table = table.append_column("expected_output_len", pa.array(job.output_len))
-    table = table.append_column("length_from", pa.array(job.length_from.tolist(), pa.string()))
-    table = table.append_column("density", pa.array(density))
-    # the lists of an online batcher: left at or above the root's density, right the rest
-    table = table.append_column("is_left", pa.array(density >= priced.root_density))
-    table = table.take(pa.array(order.sequence))
-    pq.write_table(table, folder / plan_file.REQUESTS_FILE, compression="zstd")
+    write_tree(folder / plan_file.TREE_FILE, order.tree, priced)

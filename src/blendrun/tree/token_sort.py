@@ -49,7 +49,7 @@ def _group_shared_len(
     tokens: Int32, offsets: Int64, order: Int32, low: int, high: int, depth: int
 ) -> int:
     first = order[low]
-    shared = offsets[first + 1] - offsets[first]
+    shared = int(offsets[first + 1] - offsets[first])
     for i in range(low + 1, high):
         shared = _shared_len(tokens, offsets, first, order[i], depth, shared)
         if shared == depth:

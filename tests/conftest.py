@@ -1,0 +1,17 @@
+"""Helpers beside this file can be imported from every test: `tiny_models`, `tiny_gguf`,
+`tiny_jobs`."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with random weights; for reading only."""
+    from tiny_models import make_checkpoint
+
+    return make_checkpoint(tmp_path_factory.mktemp("tiny-llama"))
