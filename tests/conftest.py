@@ -5,7 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
+settings.register_profile("blendrun", deadline=None, derandomize=True, max_examples=60)
+settings.load_profile("blendrun")
 sys.path.insert(0, str(Path(__file__).parent))
 
 

@@ -1,60 +1,26 @@
 """Paged attention on the CPU: the C++ kernel where it compiles, plain torch where it does not.
 
-`attention.cpp` computes, `attention_reference.py` says the same in torch, `kv_cache.py` has the
-layout. Knows nothing of requests, prefix caches or who owns a page.
+`attention.cpp` computes, `attention_binding.py` calls it, `attention_reference.py` says the same
+in torch, `kv_cache.py` has the layout. Knows nothing of requests, prefix caches or who owns a page.
 """
 
 import ctypes
-import functools
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from blendrun.errors import InputError
+from blendrun.kernels.cpu import attention_binding as binding
+from blendrun.kernels.cpu import attention_checks as checks
 from blendrun.kernels.cpu import attention_reference as reference
-from blendrun.kernels.cpu import build
 from blendrun.kernels.cpu.kv_cache import KvShape, alloc_kv_cache
 
 Backend = Literal["cpp", "torch"]
 BACKEND_VARIABLE = "BLENDRUN_CPU_ATTENTION"
-SOURCES = tuple(
-    Path(__file__).with_name(name)
-    for name in ("attention.cpp", "attention_tile.h", "kv_cache.h", "simd.h")
-)
-_SUFFIX = {torch.bfloat16: "bf16", torch.float32: "f32"}
 _MIN_HEAD_DIM = 16  # the widest vector of float32
-
-
-class _AttentionCall(ctypes.Structure):
-    """`AttentionCall` in attention.cpp, field by field."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("q", "out", "k_cache", "v_cache")),
-        *((name, ctypes.c_void_p) for name in ("q_indptr", "context_len", "page_table")),
-        *((name, ctypes.c_int64) for name in ("num_seqs", "max_pages")),
-        *((name, ctypes.c_int64) for name in ("q_row_stride", "q_head_stride")),
-        *((name, ctypes.c_int64) for name in ("num_q_heads", "num_kv_heads", "head_dim")),
-        *((name, ctypes.c_int64) for name in ("page_size", "num_threads")),
-        ("scale", ctypes.c_float),
-    )
-
-
-class _RowsCall(ctypes.Structure):
-    """`RowsCall` in attention.cpp, field by field."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("k", "v", "k_cache", "v_cache")),
-        *((name, ctypes.c_void_p) for name in ("row_idx", "slots")),
-        ("num_slots", ctypes.c_int64),
-        *((name, ctypes.c_int64) for name in ("k_row_stride", "k_head_stride")),
-        *((name, ctypes.c_int64) for name in ("v_row_stride", "v_head_stride")),
-        *((name, ctypes.c_int64) for name in ("num_kv_heads", "head_dim")),
-        *((name, ctypes.c_int64) for name in ("page_size", "num_threads")),
-    )
 
 
 class CpuAttention:
@@ -75,7 +41,7 @@ class CpuAttention:
         self._library: ctypes.CDLL | None = None
         self._reason = "plain torch was asked for"
         if wanted != "torch":
-            built = _built()
+            built = binding.attention_library()
             self._library, self._reason = built.library, built.reason
         if wanted == "cpp" and self._library is None:
             raise InputError(self._reason, "install g++ or clang++, or set CXX to a C++ compiler")
@@ -133,14 +99,16 @@ class CpuAttention:
         Raises:
             ValueError: shapes or dtypes do not fit.
         """
-        _check_rows(k, k_cache)
-        _check_rows(v, k_cache)
+        checks.check_rows(k, k_cache)
+        checks.check_rows(v, k_cache)
         function = self._function("write_rows", k_cache)
         if function is None:
             reference.write_kv(k, v, k_cache, v_cache, token_idx, slots)
         elif slots.numel() > 0:
             rows = token_idx.to(torch.int32).contiguous()
-            function(_rows_call(k, v, k_cache, v_cache, rows, slots.to(torch.int64).contiguous()))
+            function(
+                binding.rows_call(k, v, k_cache, v_cache, rows, slots.to(torch.int64).contiguous())
+            )
 
     def read_kv(self, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         """K and V [W, Hkv, D] of slots int64 [W] of one layer. For tests and checks."""
@@ -150,7 +118,9 @@ class CpuAttention:
         shape = KvShape.of(k_cache)
         size = (slots.numel(), shape.num_kv_heads, shape.head_dim)
         k, v = torch.empty(size, dtype=k_cache.dtype), torch.empty(size, dtype=k_cache.dtype)
-        function(_rows_call(k, v, k_cache, v_cache, None, slots.to(torch.int64).contiguous()))
+        function(
+            binding.rows_call(k, v, k_cache, v_cache, None, slots.to(torch.int64).contiguous())
+        )
         return k, v
 
     def copy_pages(self, k_cache: Tensor, v_cache: Tensor, src: Tensor, dst: Tensor) -> None:
@@ -210,31 +180,21 @@ class CpuAttention:
             ValueError: shapes or dtypes do not fit.
         """
         result = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-        _check_attention(q, k_cache, q_indptr, context_len, page_table, scale, result)
+        checks.check_attention(q, k_cache, q_indptr, context_len, page_table, scale, result)
         function = self._function("paged_attention", k_cache)
         if function is None:
             return reference.paged_attention(
                 q, k_cache, v_cache, q_indptr, context_len, page_table, scale, result
             )
-        index = [t.to(torch.int32).contiguous() for t in (q_indptr, context_len, page_table)]
-        shape = KvShape.of(k_cache)
-        call = _AttentionCall(
-            *(t.data_ptr() for t in (q, result, k_cache, v_cache, *index)),
-            *page_table.shape,
-            *q.stride()[:2],
-            q.shape[1],
-            shape.num_kv_heads,
-            shape.head_dim,
-            shape.page_size,
-            torch.get_num_threads(),
-            scale,
+        indptr, lens, pages = (
+            t.to(torch.int32).contiguous() for t in (q_indptr, context_len, page_table)
         )
-        function(call)
+        function(binding.attention_call(q, result, k_cache, v_cache, indptr, lens, pages, scale))
         return result
 
     def _function(self, name: str, cache: Tensor) -> "Callable[[ctypes.Structure], None] | None":
         """The compiled function for this cache, or None: plain torch."""
-        suffix = _SUFFIX.get(cache.dtype)
+        suffix = binding.SUFFIX.get(cache.dtype)
         small = KvShape.of(cache).head_dim < _MIN_HEAD_DIM
         if self._library is None or suffix is None or small or cache.device.type != "cpu":
             return None
@@ -245,67 +205,3 @@ class CpuAttention:
 def backend_reason() -> str:
     """Why a `CpuAttention()` made now would take the backend that it takes."""
     return CpuAttention().backend_reason()
-
-
-@functools.cache
-def _built() -> build.Built:
-    built = build.load_library("attention", SOURCES)
-    if built.library is None:
-        return built
-    describe = built.library.blendrun_instruction_set
-    describe.restype = ctypes.c_char_p
-    threads = "" if built.library.blendrun_has_threads() else ", one thread (no OpenMP)"
-    return build.Built(built.library, f"{built.reason} for {describe().decode()}{threads}")
-
-
-def _rows_call(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, rows: Tensor | None, slots: Tensor
-) -> _RowsCall:
-    shape = KvShape.of(k_cache)
-    return _RowsCall(
-        *(t.data_ptr() for t in (k, v, k_cache, v_cache)),
-        None if rows is None else rows.data_ptr(),
-        slots.data_ptr(),
-        slots.numel(),
-        *k.stride()[:2],
-        *v.stride()[:2],
-        shape.num_kv_heads,
-        shape.head_dim,
-        shape.page_size,
-        torch.get_num_threads(),
-    )
-
-
-def _check_rows(rows: Tensor, cache: Tensor) -> None:
-    shape = KvShape.of(cache)
-    wanted = (shape.num_kv_heads, shape.head_dim)
-    if rows.dtype != cache.dtype or rows.shape[1:] != wanted or rows.stride(-1) != 1:
-        raise ValueError(
-            f"k and v must be {cache.dtype} [T, {wanted[0]}, {wanted[1]}] with a contiguous last "
-            f"dim, not {rows.dtype} {list(rows.shape)} with strides {rows.stride()}"
-        )
-
-
-def _check_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    q_indptr: Tensor,
-    context_len: Tensor,
-    page_table: Tensor,
-    scale: float,
-    out: Tensor,
-) -> None:
-    shape = KvShape.of(k_cache)
-    num_seqs = context_len.numel()
-    if q.dtype != k_cache.dtype or q.dim() != 3 or q.stride(-1) != 1:
-        raise ValueError(f"q must be {k_cache.dtype} [T, Hq, D] with a contiguous last dim")
-    if q.shape[2] != shape.head_dim or q.shape[1] % shape.num_kv_heads != 0:
-        raise ValueError(f"q {list(q.shape)} does not fit a cache of {shape}")
-    if out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous():
-        raise ValueError("out must be contiguous, with the shape and dtype of q")
-    if q_indptr.numel() != num_seqs + 1 or page_table.shape[:1] != (num_seqs,) or scale <= 0:
-        raise ValueError("q_indptr, context_len and page_table disagree, or scale is not positive")
-    num_queries = q_indptr.diff()
-    capacity = page_table.shape[1] * shape.page_size
-    if num_seqs and bool((context_len < num_queries).any() | (context_len > capacity).any()):
-        raise ValueError("a context is shorter than its query rows or longer than its pages")

@@ -20,7 +20,7 @@ def write_kv(
     k_block, k_lane = offset // k_cache.shape[-2], offset % k_cache.shape[-2]
     v_row, v_lane = offset // v_cache.shape[-1], offset % v_cache.shape[-1]
     # Integer-array indices around a slice move to the front: [W, Hkv, D / R, R] and [W, Hkv, D].
-    k_words = k[rows].reshape(rows.numel(), shape.num_kv_heads, -1, k_cache.shape[-1])
+    k_words = k[rows].reshape(rows.numel(), shape.num_kv_heads, *k_cache.shape[-3::2])
     k_cache[page, :, k_block, :, k_lane] = k_words
     v_cache[page, :, v_row, :, v_lane] = v[rows]
 

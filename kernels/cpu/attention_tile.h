@@ -1,4 +1,4 @@
-// The inner loops of attention: scores, online softmax and P*V of some rows over one tile of tokens.
+// The inner loops of attention: scores, online softmax and P*V of some rows over a tile of tokens.
 //
 // A "row" is one query head of one query token. All rows here share a KV head, so each vector of K
 // and V that is loaded serves several rows. Nothing here knows of pages: K and V come as pointers

@@ -7,6 +7,7 @@ torch version. Knows nothing of what the kernels compute.
 import ctypes
 import functools
 import hashlib
+import importlib.metadata
 import os
 import platform
 import shlex
@@ -16,8 +17,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 BASE_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-Wno-psabi")
 # Not every compiler knows every one of these: the first set that compiles is used.
@@ -82,7 +81,11 @@ def find_compiler() -> list[str]:
 
 def _key(compiler: Sequence[str], sources: Sequence[Path]) -> str:
     digest = hashlib.sha256()
-    parts = [_compiler_version(tuple(compiler)), _cpu_features(), torch.__version__]
+    parts = [
+        _compiler_version(tuple(compiler)),
+        _cpu_features(),
+        importlib.metadata.version("torch"),
+    ]
     parts += [repr((*compiler, BASE_FLAGS, EXTRA_FLAGS))]
     for part in [*(p.encode() for p in parts), *(path.read_bytes() for path in sources)]:
         digest.update(hashlib.sha256(part).digest())

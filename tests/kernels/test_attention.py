@@ -10,6 +10,7 @@ from torch import Tensor
 
 from blendrun.errors import InputError
 from blendrun.kernels.cpu import attention, build
+from blendrun.kernels.cpu import attention_binding as binding
 from blendrun.kernels.cpu.attention import CpuAttention
 from blendrun.kernels.cpu.kv_cache import KvShape
 
@@ -23,10 +24,27 @@ MIXED = (
 )
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny problems: more threads would only wait for each other on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module", params=["cpp", "torch"])
 def kernel(request: pytest.FixtureRequest) -> CpuAttention:
     try:
         return CpuAttention(request.param)
+    except InputError as error:
+        pytest.skip(error.message)
+
+
+@pytest.fixture(scope="module")
+def cpp() -> CpuAttention:
+    try:
+        return CpuAttention("cpp")
     except InputError as error:
         pytest.skip(error.message)
 
@@ -60,17 +78,14 @@ class Problem:
 
 
 def _dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Row by row in float64, head by head: slow and plain."""
+    """Causal attention in float64, with K and V repeated for each query head."""
     num_rows, num_heads, _ = q.shape
     group = num_heads // k.shape[1]
-    q, k, v = q.double(), k.double(), v.double()
-    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    out = torch.empty_like(q)
-    for i in range(num_rows):
-        seen = k.shape[0] - num_rows + i + 1
-        weights = (torch.einsum("hd,chd->hc", q[i], k[:seen]) * scale).softmax(-1)
-        out[i] = torch.einsum("hc,chd->hd", weights, v[:seen])
-    return out
+    queries = q.double().transpose(0, 1)  # [Hq, n, D]
+    keys, values = (x.double().repeat_interleave(group, 1).transpose(0, 1) for x in (k, v))
+    hidden = torch.ones(num_rows, len(k), dtype=torch.bool).triu(len(k) - num_rows + 1)
+    scores = (queries @ keys.transpose(1, 2) * scale).masked_fill(hidden, -math.inf)
+    return (scores.softmax(-1) @ values).transpose(0, 1)
 
 
 def _slots(pages: Tensor, context: int, page_size: int) -> Tensor:
@@ -92,11 +107,11 @@ def _problem(
     k_cache, v_cache = kernel.alloc_kv_cache(1, num_pages, page_size, num_kv_heads, head_dim, dtype)
     k_cache.fill_(math.nan)
     v_cache.fill_(math.nan)
-    free = iter(torch.randperm(num_pages).to(torch.int32).split(page_counts + [3]))
+    free = torch.randperm(num_pages).to(torch.int32)
     page_table = torch.full((len(lens), max(page_counts) + 2), -1, dtype=torch.int32)
     ks, vs = [], []
     for s, (_, context) in enumerate(lens):
-        page_table[s, : page_counts[s]] = next(free)
+        page_table[s, : page_counts[s]], free = free[: page_counts[s]], free[page_counts[s] :]
         k, v = (torch.randn(context, num_kv_heads, head_dim).to(dtype) for _ in range(2))
         slots = _slots(page_table[s], context, page_size)
         rows = torch.arange(context, dtype=torch.int32)
@@ -178,7 +193,7 @@ def test_slices_of_a_fused_projection_need_no_copy(
     kernel: CpuAttention, dtype: torch.dtype
 ) -> None:
     fused = torch.randn(20, 8, 64).to(dtype)  # 4 heads of q, 2 of k, 2 of v
-    q, k, v = fused.split([4, 2, 2], dim=1)
+    q, k, v = fused[:, :4], fused[:, 4:6], fused[:, 6:]
     k_cache, v_cache = kernel.alloc_kv_cache(1, 2, 16, 2, 64, dtype)
     rows = torch.arange(20, dtype=torch.int32)
     kernel.write_kv(k, v, k_cache[0], v_cache[0], rows, rows.long())
@@ -197,16 +212,15 @@ def test_result_goes_into_out(kernel: CpuAttention, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_neighbours_and_threads_do_not_change_a_bit(
-    kernel: CpuAttention, dtype: torch.dtype, thread_count: None
-) -> None:
-    problem = _problem(kernel, dtype)
-    together = problem.run(kernel)
+def test_neighbours_and_threads_do_not_change_a_bit(cpp: CpuAttention, dtype: torch.dtype) -> None:
+    problem = _problem(cpp, dtype)
+    torch.set_num_threads(2)
+    together = problem.run(cpp)
     torch.set_num_threads(1)
     bounds = problem.q_indptr.tolist()
     for s, (count, _) in enumerate(MIXED):
         rows = slice(bounds[s], bounds[s + 1])
-        alone = kernel.paged_attention(
+        alone = cpp.paged_attention(
             problem.q[rows],
             problem.k_cache[0],
             problem.v_cache[0],
@@ -215,18 +229,7 @@ def test_neighbours_and_threads_do_not_change_a_bit(
             problem.page_table[s : s + 1],
             problem.scale,
         )
-        if kernel.backend == "cpp":
-            assert torch.equal(alone, together[rows])
-        else:
-            torch.testing.assert_close(alone, together[rows])
-
-
-@pytest.fixture
-def thread_count() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+        assert torch.equal(alone, together[rows])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -271,11 +274,7 @@ def test_pages_are_copied_in_every_layer(kernel: CpuAttention, dtype: torch.dtyp
         assert torch.equal(cache, old[:, wanted])
 
 
-def test_both_backends_share_one_layout() -> None:
-    try:
-        cpp = CpuAttention("cpp")
-    except InputError as error:
-        pytest.skip(error.message)
+def test_both_backends_share_one_layout(cpp: CpuAttention) -> None:
     plain = CpuAttention("torch")
     for dtype in DTYPES:
         problem = _problem(cpp, dtype)
@@ -311,9 +310,9 @@ def test_misfits_are_refused(kernel: CpuAttention) -> None:
 
 @pytest.fixture
 def fresh_build() -> Iterator[None]:
-    attention._built.cache_clear()
+    binding.attention_library.cache_clear()
     yield
-    attention._built.cache_clear()
+    binding.attention_library.cache_clear()
 
 
 @pytest.mark.usefixtures("fresh_build")
@@ -347,7 +346,7 @@ def test_narrower_vectors_give_the_same(monkeypatch: pytest.MonkeyPatch, target:
         pytest.skip(attention.backend_reason())
     if "avx2" not in build._cpu_features():
         pytest.skip("needs an x86-64 CPU with AVX2")
-    attention._built.cache_clear()
+    binding.attention_library.cache_clear()
     monkeypatch.setattr(build, "EXTRA_FLAGS", (("-fopenmp", target),))
     kernel = CpuAttention("cpp")
     assert "AVX-512" not in kernel.backend_reason()

@@ -46,12 +46,12 @@ def test_the_root_computes_every_distinct_prefix_once(job):
 
 def test_without_sharing_a_request_costs_what_it_costs_alone():
     prompts = [[i] * (10 * i + 1) for i in range(5)]
-    output_len = np.array([1, 2, 3, 400, 5], np.int32)
+    output_len = np.array([9, 2, 3, 400, 5], np.int32)
     tree = tree_of(prompts)
     notes = annotate(tree, output_len, COST)
-    alone = COST.compute_s(tree.prompt_len, output_len)
-    np.testing.assert_allclose(notes.request_compute_s, alone)
-    np.testing.assert_allclose(notes.request_density[1:], (alone / notes.request_memory_s)[1:])
+    alone_s = COST.compute_s(tree.prompt_len, output_len)
+    np.testing.assert_allclose(notes.request_compute_s, alone_s)
+    np.testing.assert_allclose(notes.request_density * notes.request_memory_s, alone_s)
 
 
 def test_equal_prompts_share_their_prefill_evenly():

@@ -4,7 +4,7 @@ Renders as transformers does (same sandbox, same variables) without loading torc
 ids.
 """
 
-import logging
+import functools
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -73,10 +73,11 @@ def _template_source(folder: Path, config: dict[str, Any]) -> str | None:
     return template
 
 
+@functools.cache
 def _renderer() -> Callable[..., Any]:
-    """transformers' renderer, which keeps compiled templates; imported on first use and quietly."""
+    """transformers' renderer, which keeps compiled templates; imported on first use."""
+    # Some versions announce on import that torch is missing, which is fine here.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
     from transformers.utils.chat_template_utils import render_jinja_template
 
     return render_jinja_template  # type: ignore[no-any-return]

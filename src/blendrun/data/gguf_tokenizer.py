@@ -59,11 +59,11 @@ def build_tokenizer(metadata: dict[str, Any]) -> tuple[Tokenizer, dict[str, Any]
         )
     _add_special_tokens(tokenizer, metadata)
     config = _tokenizer_config(metadata)
-    tokenizer.post_processor = flag_processor(config, tokenizer)
+    tokenizer.post_processor = _flag_processor(config, tokenizer)
     return tokenizer, config
 
 
-def flag_processor(config: dict[str, Any], tokenizer: Tokenizer) -> TemplateProcessing:
+def _flag_processor(config: dict[str, Any], tokenizer: Tokenizer) -> TemplateProcessing:
     """Post-processor for the flags add_bos_token and add_eos_token of a tokenizer_config."""
     bos = token_text(config.get("bos_token")) if config.get("add_bos_token") else None
     eos = token_text(config.get("eos_token")) if config.get("add_eos_token") else None

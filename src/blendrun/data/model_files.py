@@ -91,7 +91,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _find_folder(spec: str, cache_dir: Path, weights: bool) -> Path:
     path = Path(spec).expanduser()
-    if path.is_dir():
+    if spec and path.is_dir():
         return path.resolve()
     if path.is_file():
         if path.suffix == ".gguf":
@@ -99,8 +99,11 @@ def _find_folder(spec: str, cache_dir: Path, weights: bool) -> Path:
         raise InputError(
             f"{spec} is not a model", "give a checkpoint folder, a .gguf file or a Hugging Face id"
         )
-    if path.suffix == ".gguf" or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", spec) or spec[0] in "./~":
-        raise InputError(f"there is no model at {spec}")
+    if path.suffix == ".gguf" or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", spec) or spec[0] in ".~":
+        raise InputError(
+            f"there is no model at {spec!r}",
+            "give a checkpoint folder, a .gguf file or a Hugging Face id (owner/name)",
+        )
     if not weights:
         return download(spec, weights=False)
     small = download(spec, weights=False)

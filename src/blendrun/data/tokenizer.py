@@ -12,14 +12,11 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from blendrun.data.chat_template import ChatTemplate, TemplateError
-from blendrun.data.gguf_tokenizer import flag_processor
-from blendrun.data.model_files import read_json
 from blendrun.errors import InputError
 
 __all__ = ["PromptTokenizer", "TemplateError"]
 
 _BATCH_CHARS = 4_000_000  # bounds the memory of one call into the tokenizer
-_FLAGS = ("add_bos_token", "add_eos_token")
 
 
 class PromptTokenizer:
@@ -32,7 +29,7 @@ class PromptTokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "PromptTokenizer":
-        """Reads `tokenizer.json`, `tokenizer_config.json` and the chat template in `folder`.
+        """Reads `tokenizer.json` and the chat template in `folder`.
 
         Raises:
             InputError: there is no usable tokenizer.json.
@@ -49,10 +46,8 @@ class PromptTokenizer:
             raise InputError(f"{path} is not a usable tokenizer: {error}") from error
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        config = read_json(folder / "tokenizer_config.json")
-        # As transformers: flags in the config replace the post-processor of the file.
-        if any(flag in config for flag in _FLAGS) or tokenizer.post_processor is None:
-            tokenizer.post_processor = flag_processor(config, tokenizer)
+        # Special tokens come from the file's own post-processor: beside a tokenizer.json,
+        # transformers ignores the flags add_bos_token and add_eos_token of tokenizer_config.json.
         return cls(tokenizer, ChatTemplate.from_folder(folder))
 
     def render_chat(self, messages: list[dict[str, Any]]) -> str:

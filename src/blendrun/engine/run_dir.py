@@ -14,6 +14,11 @@ from blendrun.errors import InputError, PlanError
 MANIFEST_FILE = "manifest.json"
 LOG_FILE = "run.log"
 _FORMAT, _VERSION = "blendrun-run", 1
+# where the values, hashes, would tell nobody anything
+_CHANGED = {
+    "job_id": "its prompts, model or sampling are others",
+    "weights": "its weights are others",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,7 @@ class Manifest:
     def check_same_job(self, identity: Mapping[str, Any], run_dir: Path) -> None:
         """Raises PlanError with the names of what differs."""
         changed = [
-            f"{key} was {self.identity.get(key)!r}, now {value!r}"
+            _CHANGED.get(key, f"{key} was {self.identity.get(key)}, now {value}")
             for key, value in identity.items()
             if self.identity.get(key) != value
         ]

@@ -1,0 +1,1 @@
+"""What the comparison scripts share: jobs, the command line under test, and its peers."""

@@ -1,0 +1,171 @@
+// What one item reads and writes: the thread's scratch memory, and pages as blocks of 16 tokens.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "attention_tile.h"
+#include "attention_work.h"
+#include "kv_cache.h"
+
+namespace blendrun {
+
+// ---- memory of one thread ------------------------------------------------------------------
+
+// A buffer of cache lines that only grows, handed out piece by piece.
+class Arena {
+ public:
+  void reset(size_t num_bytes) {
+    used_ = 0;
+    if (num_bytes <= size_) return;
+    size_ = (num_bytes + 63) / 64 * 64;
+    buffer_.reset(static_cast<char*>(std::aligned_alloc(64, size_)));
+    if (!buffer_) std::abort();
+  }
+  template <class T>
+  T* take(int64_t count) {
+    T* piece = reinterpret_cast<T*>(buffer_.get() + used_);
+    used_ += padded<T>(count);
+    return piece;
+  }
+  template <class T>
+  static size_t padded(int64_t count) {
+    return (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64;
+  }
+
+ private:
+  struct Free {
+    void operator()(char* p) const { std::free(p); }
+  };
+  std::unique_ptr<char, Free> buffer_;
+  size_t size_ = 0;
+  size_t used_ = 0;
+};
+
+template <class E>
+struct Scratch {
+  E* q;             // [rows][D]
+  float* scores;    // [rows][kTile]
+  E* probs;         // [rows][kTile]
+  float* out;       // [rows][out_len]
+  RowState* states; // [rows]
+  E* k_copy;        // [kTile][D] in block layout, for pages that are no multiple of 16
+  E* v_copy;        // [kTile][D]
+
+  Scratch(Arena& arena, int64_t rows, int64_t head_dim, int64_t out_len) {
+    arena.reset(Arena::padded<E>(rows * head_dim) + Arena::padded<float>(rows * kTile) +
+                Arena::padded<E>(rows * kTile) + Arena::padded<float>(rows * out_len) +
+                Arena::padded<RowState>(rows) + 2 * Arena::padded<E>(kTile * head_dim));
+    q = arena.take<E>(rows * head_dim);
+    scores = arena.take<float>(rows * kTile);
+    probs = arena.take<E>(rows * kTile);
+    out = arena.take<float>(rows * out_len);
+    states = arena.take<RowState>(rows);
+    k_copy = arena.take<E>(kTile * head_dim);
+    v_copy = arena.take<E>(kTile * head_dim);
+  }
+};
+
+// ---- tiles of pages ------------------------------------------------------------------------
+
+// One sequence and KV head of the cache, addressed by the token's position in the context.
+template <class E>
+class Context {
+ public:
+  Context(const AttentionCall& call, const Item& item)
+      : layout_(call.page_size, call.num_kv_heads, call.head_dim),
+        k_cache_(static_cast<const E*>(call.k_cache)),
+        v_cache_(static_cast<const E*>(call.v_cache)),
+        pages_(call.page_table + item.seq * call.max_pages),
+        kv_head_(item.kv_head) {}
+
+  // Blocks of K of tokens [begin, end): the pages themselves where they hold whole blocks, else
+  // copies. What lies behind `end` may be anything: it only spoils scores that are masked.
+  TileBlocks k_tile(int64_t begin, int64_t end, E* copies) const {
+    return blocks(begin, end, [&](int64_t token, int count, int64_t at) {
+      return pages_hold_blocks() ? k_at(token) : copy_k(token, count, copies + at);
+    });
+  }
+
+  // The same of V, but here a last block that is not full is always a copy with zeros behind
+  // `end`: in the page there may be NaN, which a probability of 0 would not silence.
+  TileBlocks v_tile(int64_t begin, int64_t end, E* copies) const {
+    return blocks(begin, end, [&](int64_t token, int count, int64_t at) {
+      return pages_hold_blocks() && count == kBlock ? v_at(token)
+                                                    : copy_v(token, count, copies + at);
+    });
+  }
+
+  // Where K of a tile will be read from, for prefetching; pointers behind `end` are not new.
+  TileBlocks k_ahead(int64_t begin, int64_t end, const TileBlocks& otherwise) const {
+    TileBlocks ahead = otherwise;
+    for (int b = 0; b < kTileBlocks && begin + b * kBlock < end; ++b)
+      ahead.at[b] = words(k_at(begin + b * kBlock));
+    return ahead;
+  }
+
+ private:
+  static const uint32_t* words(const E* from) { return reinterpret_cast<const uint32_t*>(from); }
+
+  bool pages_hold_blocks() const { return layout_.block_width == kBlock; }
+
+  // Collects find(first token, number of tokens, element in a tile) of each block.
+  template <class F>
+  TileBlocks blocks(int64_t begin, int64_t end, F&& find) const {
+    TileBlocks tile;
+    tile.num_blocks = static_cast<int>((end - begin + kBlock - 1) / kBlock);
+    for (int b = 0; b < kTileBlocks; ++b) {
+      const int64_t token = begin + std::min(b, tile.num_blocks - 1) * kBlock;
+      const int count = static_cast<int>(std::min<int64_t>(kBlock, end - token));
+      tile.at[b] = b < tile.num_blocks ? words(find(token, count, b * kBlock * layout_.head_dim))
+                                       : tile.at[tile.num_blocks - 1];
+    }
+    return tile;
+  }
+
+  int64_t head_start(int64_t token) const {
+    return layout_.head_start(pages_[token / layout_.page_size], kv_head_);
+  }
+  const E* k_at(int64_t token) const {
+    return k_cache_ + head_start(token) + layout_.k_start(token % layout_.page_size);
+  }
+  const E* v_at(int64_t token) const {
+    return v_cache_ + head_start(token) + layout_.v_start(token % layout_.page_size);
+  }
+
+  // Gathers up to 16 tokens of K into one block.
+  const E* copy_k(int64_t token, int count, E* to) const {
+    constexpr int R = kPerWord<E>;
+    const int64_t width = layout_.block_width;
+    for (int i = 0; i < count; i += static_cast<int>(width)) {
+      const E* from = k_at(token + i);
+      for (int64_t w = 0; w < layout_.head_dim / R; ++w)
+        std::memcpy(to + (w * kBlock + i) * R, from + w * width * R, width * R * sizeof(E));
+    }
+    return to;
+  }
+
+  // Gathers up to 16 tokens of V into one block, zeros behind the last.
+  const E* copy_v(int64_t token, int count, E* to) const {
+    constexpr int R = kPerWord<E>;
+    const int64_t dims = layout_.head_dim;
+    std::memset(to, 0, kBlock * dims * sizeof(E));
+    for (int i = 0; i < count; ++i) {
+      const E* from = v_at(token + i);
+      E* column = to + (i / R) * dims * R + i % R;
+      for (int64_t d = 0; d < dims; ++d) column[d * R] = from[d * layout_.v_step()];
+    }
+    return to;
+  }
+
+  KvLayout<E> layout_;
+  const E* k_cache_;
+  const E* v_cache_;
+  const int32_t* pages_;
+  int64_t kv_head_;
+};
+
+}  // namespace blendrun

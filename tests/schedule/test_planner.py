@@ -1,0 +1,270 @@
+"""Plans from input files to sidecars, without weights and without torch."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from blendrun.config import resolve
+from blendrun.errors import CapacityError, InputError, PlanError
+from blendrun.schedule.orders import POLICIES
+from blendrun.schedule.plan_file import read_plan
+from blendrun.schedule.planner import make_plan
+from blendrun.schedule.settings import PlanSettings
+from tiny_jobs import SHAPE, ignore_progress, plan_files, plan_job, write_rows
+
+SHARED = list(range(50, 90))
+ROWS = [
+    {"id": 0, "prompt_token_ids": [*SHARED, 1], "max_tokens": 3},
+    {"id": 1, "prompt_token_ids": [7, 8, 9], "max_tokens": 2000, "output_len": 900},
+    {"id": 2, "prompt_token_ids": [*SHARED, 2], "max_tokens": 5},
+    {"id": 3},
+    {"id": 4, "prompt_token_ids": [*SHARED, 1], "max_tokens": 4000},
+    {"id": 5, "prompt_token_ids": [7, 10**9]},
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_good_row_is_planned_once_and_bad_ones_are_set_aside(policy: str, tmp_path: Path):
+    path, plan = plan_job(tmp_path, ROWS, SHAPE, policy=policy)
+    stored = read_plan(path)
+    assert sorted(stored.requests["row"].to_pylist()) == [0, 1, 2, 4]
+    assert sorted(stored.requests["request"].to_pylist()) == [0, 1, 2, 3]
+    assert stored.rejected["row"].to_pylist() == [3, 5]
+    assert (plan.counts.rows, plan.counts.requests, plan.counts.rejected) == (6, 4, 2)
+    assert sum(plan.counts.rejected_by_code.values()) == 2
+    assert plan.policy == policy
+    for request, row in zip(
+        stored.requests["request"].to_pylist(), stored.requests["row"].to_pylist(), strict=True
+    ):
+        assert stored.store[request].tolist() == ROWS[row]["prompt_token_ids"]
+
+
+def test_counts_are_those_of_the_rows(tmp_path: Path):
+    _, plan = plan_job(tmp_path, ROWS, SHAPE)
+    counts = plan.counts
+    assert counts.prompt_tokens == 3 * 41 + 3
+    assert counts.unique_prompt_tokens == 40 + 1 + 1 + 3
+    assert counts.computed_prompt_tokens == counts.unique_prompt_tokens  # memory is plenty
+    assert counts.expected_output_tokens == 3 + 900 + 5 + 256
+    assert counts.lengths_from == {"max_tokens": 2, "column": 1, "prior": 1}
+    assert counts.sharing_possible == pytest.approx(1 - 45 / 126)
+    assert counts.sharing_kept == counts.sharing_possible
+
+
+def test_times_keep_their_order(tmp_path: Path):
+    _, plan = plan_job(tmp_path, ROWS, SHAPE)
+    times = plan.times
+    assert 0 < times.shared_compute_s < times.compute_s
+    assert times.density == pytest.approx(times.shared_compute_s / times.memory_s)
+    assert times.ideal_s == pytest.approx(max(times.shared_compute_s, times.memory_s))
+    assert times.ideal_s <= times.practical_s <= times.predicted_s
+
+
+def test_ranks_divide_the_time(tmp_path: Path):
+    _, one = plan_job(tmp_path / "one", ROWS, SHAPE)
+    _, two = plan_job(tmp_path / "two", ROWS, SHAPE, dp=2)
+    assert two.times.ideal_s == pytest.approx(one.times.ideal_s / 2)
+    assert two.counts.kv_capacity_tokens == 2 * one.counts.kv_capacity_tokens
+
+
+def test_job_id_depends_on_what_the_answers_depend_on_and_on_nothing_else(tmp_path: Path):
+    def job_id(name: str, rows=ROWS, **settings):
+        return plan_job(tmp_path / name, rows, SHAPE, **settings)[1].job_id
+
+    first = job_id("first")
+    assert job_id("policy", policy="random", hardware="h200", keep_sharing=0.5) == first
+    longer = [{**row, "output_len": 77} for row in ROWS]
+    assert job_id("expected", longer) == first
+    assert job_id("sampling", temperature=0.5) != first
+    assert job_id("seed", seed=3) != first
+    assert job_id("stop", stop=["x"]) != first
+    assert job_id("limit", limit=5) != first
+    assert job_id("rows", ROWS[1:]) != first
+
+
+def test_settings_are_kept_with_their_origin(tmp_path: Path):
+    _, plan = plan_job(tmp_path, ROWS, SHAPE, policy="dfs", stop=["a", "b"])
+    assert plan.settings["policy"] == "dfs"
+    assert plan.settings["stop"] == ("a", "b")
+    assert plan.settings_from["stop"] == "flag"
+    assert plan.settings_from["temperature"] == "default"
+
+
+def test_several_files_are_one_job(tmp_path: Path):
+    first = write_rows(tmp_path / "a.jsonl", ROWS[:2])
+    second = write_rows(tmp_path / "b.jsonl", ROWS[2:5])
+    path, plan = plan_files(tmp_path / "plan.json", [first, second], SHAPE)
+    stored = read_plan(path)
+    assert [source.path for source in stored.sources] == [str(first), str(second)]
+    assert plan.counts.requests == 4
+    assert sorted(stored.requests["row"].to_pylist()) == [0, 1, 2, 4]
+
+
+def test_requests_are_marked_left_where_they_are_denser_than_the_job(tmp_path: Path):
+    path, plan = plan_job(tmp_path, ROWS, SHAPE)
+    table = read_plan(path).requests
+    density, is_left = table["density"].to_numpy(), table["is_left"].to_numpy()
+    assert (is_left == (density >= plan.times.density)).all()
+    assert 0 < is_left.sum() < len(is_left)
+
+
+def test_a_job_without_any_good_row_is_a_plan(tmp_path: Path):
+    path, plan = plan_job(tmp_path, [{"prompt_token_ids": []}, {"prompt_token_ids": None}], SHAPE)
+    stored = read_plan(path)
+    assert (plan.counts.requests, plan.counts.rejected) == (0, 2)
+    assert stored.requests.num_rows == 0
+    assert "there is no request to run" in plan.warnings
+    assert plan.times.density is None
+
+
+SMALL = """
+name = "small"
+kind = "cuda"
+compute_flops = 1e12
+memory_bandwidth = 1e11
+memory_bytes = 16.3e9
+memory_frac = 1.0
+"""
+
+
+def profile(path: Path, overlap_exponent: float) -> str:
+    path.write_text(f"{SMALL}overlap_exponent = {overlap_exponent}\n")
+    return str(path)
+
+
+def test_warnings_say_what_a_person_should_know(tmp_path: Path):
+    rows = [{"prompt_token_ids": [i, i + 1, i + 2]} for i in range(100, 110)]
+    _, plan = plan_job(
+        tmp_path, rows, SHAPE, hardware=profile(tmp_path / "small.toml", 1.0), max_tokens=4000
+    )
+    text = "\n".join(plan.warnings)
+    assert "share next to no prefixes" in text
+    assert "do not overlap" in text
+    assert "output length of 10 requests is a guess" in text
+
+
+def test_a_request_larger_than_memory_is_told(tmp_path: Path):
+    rows = [{"prompt_token_ids": [1] * 100, "max_tokens": 20_000, "output_len": 15_000}]
+    _, plan = plan_job(tmp_path, rows, SHAPE, hardware=profile(tmp_path / "small.toml", 4.0))
+    assert plan.counts.kv_capacity_tokens < 15_000
+    assert any("is larger than the KV memory" in warning for warning in plan.warnings)
+
+
+def test_a_model_that_fills_the_memory_is_refused_with_a_way_out(tmp_path: Path):
+    with pytest.raises(CapacityError, match="leaves no memory for KV") as caught:
+        plan_job(tmp_path, ROWS, "llama-3.1-70b.toml", hardware="rtx-4090")
+    assert caught.value.hint is not None
+
+
+def test_text_without_a_tokenizer_is_refused(tmp_path: Path):
+    with pytest.raises(InputError) as caught:
+        plan_job(tmp_path, [{"prompt": "hello"}], SHAPE)
+    assert "tokenizer" in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_a_tokenizer_can_be_lent_to_a_shape(checkpoint: Path, tmp_path: Path):
+    path, plan = plan_job(tmp_path, [{"prompt": "the quick"}], SHAPE, tokenizer=str(checkpoint))
+    assert plan.model.fingerprint == ""
+    assert read_plan(path).requests["prompt_len"].to_pylist()[0] > 0
+
+
+def test_a_tokenizer_beside_a_checkpoint_is_refused(checkpoint: Path, tmp_path: Path):
+    with pytest.raises(InputError, match="--tokenizer goes with a model shape"):
+        plan_job(tmp_path, ROWS, checkpoint, tokenizer=str(checkpoint))
+
+
+def test_a_checkpoint_is_named_by_its_absolute_path(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(checkpoint.parent)
+    _, plan = plan_job(tmp_path, [{"prompt": "the quick"}], checkpoint.name)
+    assert plan.model.spec == str(checkpoint)
+    assert plan.model.eos_token_ids == (2,)
+    assert plan.model.fingerprint
+
+
+def test_planning_again_replaces_the_plan_and_its_sidecars(tmp_path: Path):
+    plan_job(tmp_path, ROWS, SHAPE)
+    path, plan = plan_job(tmp_path, ROWS[:2], SHAPE)
+    stored = read_plan(path)
+    assert stored.plan.counts.rows == plan.counts.rows == 2
+    assert pq.read_table(tmp_path / "plan.data" / "requests.parquet").num_rows == 2
+
+
+def test_planning_that_is_refused_leaves_the_old_plan(tmp_path: Path):
+    path, _ = plan_job(tmp_path, ROWS, SHAPE)
+    before = path.read_bytes()
+    with pytest.raises(InputError):
+        plan_files(path, [tmp_path / "no-such-file.jsonl"], SHAPE)
+    assert path.read_bytes() == before
+    assert read_plan(path).plan.counts.rows == 6
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["plan.data", "plan.json", "rows.jsonl"]
+
+
+def test_a_plan_of_another_job_is_refused_where_one_job_is_asked_for(tmp_path: Path):
+    path, plan = plan_job(tmp_path, ROWS, SHAPE)
+    settings = resolve(PlanSettings, {"model": SHAPE, "hardware": "h200", "limit": 2}, {}, "test")
+    with pytest.raises(PlanError, match="another job"):
+        make_plan([str(tmp_path / "rows.jsonl")], settings, path, ignore_progress, plan.job_id)
+    assert read_plan(path).plan.job_id == plan.job_id
+
+
+@pytest.mark.xfail(strict=True, reason="the plan is written over the input")
+def test_an_output_that_is_an_input_is_refused_and_kept(tmp_path: Path):
+    source = write_rows(tmp_path / "rows.jsonl", ROWS)
+    before = source.read_bytes()
+    with pytest.raises(InputError):
+        plan_files(source, [source], SHAPE)
+    assert source.exists()
+    assert source.read_bytes() == before
+
+
+@pytest.mark.xfail(strict=True, reason="any folder with the name of the sidecars is removed")
+def test_a_folder_that_is_not_a_plans_is_not_removed(tmp_path: Path):
+    mine = write_rows(tmp_path / "plan.data" / "precious.jsonl", ROWS)
+    source = write_rows(tmp_path / "rows.jsonl", ROWS)
+    with contextlib.suppress(InputError):
+        plan_files(tmp_path / "plan.json", [source], SHAPE)
+    assert mine.exists()
+
+
+NO_TORCH = """
+import sys
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name="torch")
+
+sys.meta_path.insert(0, NoTorch())
+sys.argv = ["blendrun", *sys.argv[1:]]
+from blendrun.cli.main import main
+try:
+    main()
+finally:
+    assert "torch" not in sys.modules
+"""
+
+
+def without_torch(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", NO_TORCH, *map(str, words)], capture_output=True, text=True
+    )
+
+
+def test_planning_and_its_errors_need_no_torch(checkpoint: Path, tmp_path: Path):
+    source = write_rows(tmp_path / "rows.jsonl", [{"prompt": "the quick"}, {"prompt": "the fox"}])
+    path = tmp_path / "plan.json"
+    done = without_torch("plan", source, "-o", path, "--model", checkpoint, "--hardware", "cpu")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(path.read_bytes())["counts"]["requests"] == 2
+    refused = without_torch("execute", path)
+    assert refused.returncode == 2
+    assert "needs torch" in refused.stderr
+    assert "pip install" in refused.stderr
+    assert "Traceback" not in refused.stderr
