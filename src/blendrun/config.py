@@ -74,8 +74,17 @@ def from_table(cls: type[T], table: Mapping[str, Any], where: str) -> T:
 def resolve(
     cls: type[T], flags: Mapping[str, Any], table: Mapping[str, Any], where: str
 ) -> Resolved[T]:
-    """Settings from `flags` (None = not given), then `table`, then the defaults of `cls`."""
-    given = {key: value for key, value in flags.items() if value is not None}
+    """Settings from `flags` (None = not given), then `table`, then the defaults of `cls`.
+
+    Raises:
+        InputError: as `from_table`; messages name a flag, or `where` for the table.
+    """
+    hints = typing.get_type_hints(cls)
+    given = {
+        key: _convert(value, hints[key], f"--{key.replace('_', '-')}")
+        for key, value in flags.items()
+        if value is not None
+    }
     value = from_table(cls, {**table, **given}, where)
     origins: dict[str, Origin] = {
         f.name: "flag" if f.name in given else "file" if f.name in table else "default"

@@ -52,6 +52,11 @@ def format_count(count: float) -> str:
     return f"{count:,.0f}"
 
 
+def count_of(count: int, noun: str) -> str:
+    """`1 row`, `2,000 rows`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def format_seconds(seconds: float) -> str:
     """A duration as a person reads it: `0.42 s`, `12.3 s`, `4 min 05 s`, `3 h 12 min`."""
     if seconds < 10:

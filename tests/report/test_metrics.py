@@ -63,7 +63,7 @@ def answers(rows: list[int], error: str | None = None) -> pa.Table:
         output_token_ids=[[1] * (row + 1) for row in rows],
         finish_reason=[None if error else "stop"] * n,
         num_prompt_tokens=[100 + row for row in rows],
-        num_cached_tokens=[row for row in rows],
+        num_cached_tokens=rows,
         error=[error] * n,
     )
 

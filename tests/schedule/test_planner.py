@@ -214,7 +214,6 @@ def test_a_plan_of_another_job_is_refused_where_one_job_is_asked_for(tmp_path: P
     assert read_plan(path).plan.job_id == plan.job_id
 
 
-@pytest.mark.xfail(strict=True, reason="the plan is written over the input")
 def test_an_output_that_is_an_input_is_refused_and_kept(tmp_path: Path):
     source = write_rows(tmp_path / "rows.jsonl", ROWS)
     before = source.read_bytes()
@@ -224,7 +223,6 @@ def test_an_output_that_is_an_input_is_refused_and_kept(tmp_path: Path):
     assert source.read_bytes() == before
 
 
-@pytest.mark.xfail(strict=True, reason="any folder with the name of the sidecars is removed")
 def test_a_folder_that_is_not_a_plans_is_not_removed(tmp_path: Path):
     mine = write_rows(tmp_path / "plan.data" / "precious.jsonl", ROWS)
     source = write_rows(tmp_path / "rows.jsonl", ROWS)

@@ -9,8 +9,10 @@ import typer
 from blendrun.cli import flags
 from blendrun.cli.progress import RunProgress
 from blendrun.errors import InputError
+from blendrun.units import count_of
 
 FINISHED_WITH_ERROR_ROWS = 3
+INTERRUPTED = 130
 
 
 def execute(
@@ -54,11 +56,16 @@ def run_plan(plan: Path, run_dir: Path, given: dict[str, Any]) -> None:
         ) from error
     settings = flags.execute_settings(given)
     logging.captureWarnings(True)
-    with RunProgress(run_dir, settings.log_interval_s) as progress:
-        result = execute_plan(plan, run_dir, settings, progress.events())
+    try:
+        with RunProgress(run_dir, settings.log_interval_s) as progress:
+            result = execute_plan(plan, run_dir, settings, progress.events())
+    except KeyboardInterrupt as interrupt:
+        typer.echo("interrupted: what is finished is saved; the same command continues", err=True)
+        raise typer.Exit(INTERRUPTED) from interrupt
     if result.was_complete:
         typer.echo("the run was complete already: nothing to do")
-    typer.echo(f"outputs: {result.outputs} ({result.num_rows} rows)")
+    typer.echo(f"outputs: {result.outputs} ({count_of(result.num_rows, 'row')})")
     if result.num_errors:
-        typer.echo(f"{result.num_errors} rows have no answer: see the column error", err=True)
+        errors = count_of(result.num_errors, "error row")
+        typer.echo(f"{errors}: the column error says why", err=True)
         raise typer.Exit(FINISHED_WITH_ERROR_ROWS)

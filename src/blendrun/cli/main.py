@@ -14,8 +14,6 @@ from blendrun.cli.report import report
 from blendrun.cli.run import run
 from blendrun.errors import BlendrunError
 
-INTERRUPTED = 130
-
 app = typer.Typer(
     help="Run a file of prompts through a language model, in the order that is soonest done.",
     no_args_is_help=True,
@@ -53,9 +51,6 @@ def main() -> None:
         if error.hint:
             errors.print(f"hint: {error.hint}", markup=False)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        errors.print("interrupted: what is finished is saved; the same command continues")
-        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         # whoever read our output has gone; keep the interpreter from writing to it once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

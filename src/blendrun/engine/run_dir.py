@@ -72,6 +72,8 @@ def read_manifest(run_dir: Path) -> Manifest | None:
         return None
     try:
         table = json.loads(path.read_bytes())
+        if not isinstance(table, dict):
+            raise PlanError(f"{path} is not the manifest of a run")
         if table.get("format") != _FORMAT or table.get("version") != _VERSION:
             raise PlanError(f"{path} is not a run of this version")
         return from_table(Manifest, table, str(path))

@@ -21,16 +21,17 @@ import pyarrow.parquet as pq
 from blendrun.config import from_table
 from blendrun.data.disk import TEMP_SUFFIX, atomic_file
 from blendrun.data.sources import SourceFile
-from blendrun.data.token_store import TokenStore
+from blendrun.data.token_store import OFFSETS_FILE, TOKENS_FILE, TokenStore
 from blendrun.errors import InputError, PlanError
 from blendrun.tree.prefix_tree import PrefixTree
-from blendrun.tree.store import read_tree
+from blendrun.tree.store import PLAN_AGAIN, read_tree
 
 FORMAT = "blendrun-plan"
 VERSION = 1
 REQUESTS_FILE = "requests.parquet"
 TREE_FILE = "tree.parquet"
 REJECTED_FILE = "rejected.parquet"
+_SIDECARS = {REQUESTS_FILE, TREE_FILE, REJECTED_FILE, TOKENS_FILE, OFFSETS_FILE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +120,14 @@ def sidecar_folder(path: Path) -> Path:
 
 @contextmanager
 def new_sidecars(path: Path) -> Iterator[Path]:
-    """A folder to fill; it takes the place of the sidecars of `path` when the block ends well."""
+    """A folder to fill; it takes the place of the sidecars of `path` when the block ends well.
+
+    Raises:
+        InputError: what lies at `path` or beside it is no plan of ours.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = sidecar_folder(path)
+    _check_replaceable(path, folder)
     new = folder.with_name(f".{folder.name}{TEMP_SUFFIX}")
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir()
@@ -132,6 +138,19 @@ def new_sidecars(path: Path) -> Iterator[Path]:
         new.rename(folder)
     finally:
         shutil.rmtree(new, ignore_errors=True)
+
+
+def _check_replaceable(path: Path, folder: Path) -> None:
+    if path.is_dir():
+        raise InputError(f"{path} is a folder", f"name the plan in it: -o {path / 'plan.json'}")
+    if path.is_file() and FORMAT.encode() not in path.read_bytes()[:1000]:
+        raise InputError(f"{path} exists and is not a plan", "give the plan another name with -o")
+    strangers = {p.name for p in folder.iterdir()} - _SIDECARS if folder.is_dir() else set()
+    if strangers or (folder.exists() and not folder.is_dir()):
+        raise InputError(
+            f"{folder} is where the plan's side files go, and holds something else",
+            "give the plan another name with -o",
+        )
 
 
 def write_sidecars(folder: Path, plan: Plan, requests: pa.Table, rejected: pa.Table) -> None:
@@ -162,9 +181,9 @@ def read_plan(path: Path) -> StoredPlan:
     try:
         table = json.loads(path.read_bytes())
     except OSError as error:
-        raise PlanError(f"cannot read the plan {path}: {error.strerror}") from error
+        raise PlanError(f"cannot read the plan {path}: {error.strerror}", PLAN_AGAIN) from error
     except ValueError as error:
-        raise PlanError(f"{path} is not a plan: {error}") from error
+        raise PlanError(f"{path} is not a plan: {error}", PLAN_AGAIN) from error
     if not isinstance(table, dict) or table.get("format") != FORMAT:
         raise PlanError(
             f"{path} is not a plan", "make one with: blendrun plan PROMPTS -o plan.json"
@@ -172,12 +191,12 @@ def read_plan(path: Path) -> StoredPlan:
     if table.get("version") != VERSION:
         raise PlanError(
             f"{path} is a plan of version {table.get('version')}; this is version {VERSION}",
-            "plan again with this version",
+            PLAN_AGAIN,
         )
     try:
         plan = from_table(Plan, table, str(path))
     except InputError as error:
-        raise PlanError(error.message) from error
+        raise PlanError(error.message, PLAN_AGAIN) from error
     folder = sidecar_folder(path)
     base = path.parent.resolve()
     sources = tuple(
@@ -191,13 +210,13 @@ def read_plan(path: Path) -> StoredPlan:
         _read_table(folder / REQUESTS_FILE),
         _read_table(folder / REJECTED_FILE),
         read_tree(folder / TREE_FILE),
-        TokenStore.open(folder),
+        _open_store(folder),
     )
     stamp = (stored.requests.schema.metadata or {}).items()
     n = plan.counts.requests
     lengths = {n, stored.requests.num_rows, stored.tree.num_requests, len(stored.store)}
     if len(lengths) != 1 or not _stamp(plan).items() <= stamp:
-        raise PlanError(f"the files in {folder} do not belong to {path}", "plan again")
+        raise PlanError(f"the files in {folder} do not belong to {path}", PLAN_AGAIN)
     return stored
 
 
@@ -206,11 +225,18 @@ def _stamp(plan: Plan) -> dict[bytes, bytes]:
     return {b"job_id": plan.job_id.encode(), b"created": plan.created.encode()}
 
 
+def _open_store(folder: Path) -> TokenStore:
+    try:
+        return TokenStore.open(folder)
+    except PlanError as error:
+        raise PlanError(error.message, PLAN_AGAIN) from error
+
+
 def _read_table(path: Path) -> pa.Table:
     try:
         return pq.read_table(path)
     except (OSError, pa.ArrowException) as error:
-        raise PlanError(f"cannot read {path}: {error}", "plan again") from error
+        raise PlanError(f"cannot read {path}: {error}", PLAN_AGAIN) from error
 
 
 def _saved_frac(total: int, computed: int) -> float:

@@ -19,6 +19,7 @@ from blendrun.schedule.plan_model import PlannedModel
 from blendrun.schedule.priced_job import PricedJob
 from blendrun.schedule.settings import PlanSettings
 from blendrun.tree.sharing import computed_prompt_tokens
+from blendrun.units import count_of
 
 
 def describe(
@@ -86,7 +87,7 @@ def _value_counts(column: pa.Array | pa.ChunkedArray) -> dict[str, int]:
 
 def _warnings(job: PricedJob, counts: PlanCounts) -> Iterator[str]:
     if counts.rejected:
-        yield f"{counts.rejected} rows are set aside and will be error rows in the output"
+        yield f"{count_of(counts.rejected, 'row')} set aside: error rows in the output"
     if not counts.requests:
         yield "there is no request to run"
         return
@@ -101,7 +102,10 @@ def _warnings(job: PricedJob, counts: PlanCounts) -> Iterator[str]:
         )
     guessed = counts.lengths_from.get(PRIOR, 0)
     if 2 * guessed > counts.requests:
-        yield f"the output length of {guessed} requests is a guess; an output_len column helps"
+        yield (
+            f"the output length of {count_of(guessed, 'request')} is a guess; "
+            "an output_len column helps"
+        )
     longest = int((job.tree.prompt_len + job.output_len).max())
     if longest > job.cost.kv_capacity_tokens:
         yield f"the longest request ({longest} tokens) is larger than the KV memory"

@@ -10,6 +10,7 @@ from blendrun.errors import PlanError
 from blendrun.tree.annotate import Annotations
 from blendrun.tree.prefix_tree import PrefixTree
 
+PLAN_AGAIN = "plan again with blendrun plan"
 _STRUCTURE = ("parent", "subtree_end", "depth", "first_leaf", "last_leaf")
 
 
@@ -36,12 +37,15 @@ def read_tree(path: Path) -> PrefixTree:
     try:
         table = pq.read_table(path, columns=[*_STRUCTURE, "request"])
     except (OSError, pa.ArrowException) as error:
-        raise PlanError(f"cannot read the prefix tree {path}: {error}") from error
+        raise PlanError(f"cannot read the prefix tree {path}: {error}", PLAN_AGAIN) from error
     columns = {name: table[name].to_numpy() for name in table.column_names}
     request = columns.pop("request")
     nodes = np.flatnonzero(request >= 0)
     leaf_node = np.empty(len(nodes), np.int32)
-    leaf_node[request[nodes]] = nodes
-    tree = PrefixTree(**columns, leaf_order=request[nodes], leaf_node=leaf_node)
-    tree.check_integrity()
+    try:
+        leaf_node[request[nodes]] = nodes
+        tree = PrefixTree(**columns, leaf_order=request[nodes], leaf_node=leaf_node)
+        tree.check_integrity()
+    except IndexError as error:  # a column points outside of the tree
+        raise PlanError(f"the prefix tree {path} is broken: {error}", PLAN_AGAIN) from error
     return tree
