@@ -262,7 +262,7 @@ def test_run_folder_is_named_after_the_plan(planned: Blendrun, tmp_path: Path):
 def test_error_rows_make_exit_code_3(blendrun: Blendrun, checkpoint: Path, tmp_path: Path):
     write_rows(tmp_path / "rows.jsonl", [*ROWS, {"prompt": 5}])
     said = blendrun("plan", "rows.jsonl", "--model", checkpoint, "--hardware", "cpu")
-    assert "note: 1 rows are set aside" in said.out
+    assert "note: 1 row set aside" in said.out
     for _ in range(2):  # also when there is nothing left to do
         said = blendrun("execute", "plan.json", "--run-dir", "run")
         assert said.code == 3
