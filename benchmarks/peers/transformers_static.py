@@ -2,18 +2,15 @@
 
     python benchmarks/peers/transformers_static.py JOB.json --model CHECKPOINT_FOLDER
 
-bfloat16, left padding, rows sorted by how much they ask for and then by prompt length (so that
-the rows of a batch end together and hardly need padding), or by prompt length alone; order and
-batch size are the fastest of those tried on a sample. A batch runs to the largest `max_tokens` in
-it; only the tokens that a row asked for are counted. The last line printed is JSON.
+bfloat16, left padding, rows sorted by how much they ask for and then by prompt length, so that
+the rows of a batch end together; of several batch sizes, the fastest on a sample. A batch runs to
+the largest `max_tokens` in it; only the tokens that a row asked for are counted. The last line printed is JSON.
 """
 
 import argparse
-import itertools
 import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -21,10 +18,11 @@ import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 Request = tuple[list[int], int]  # prompt, max_tokens
-ORDERS: dict[str, Callable[[Request], tuple[int, ...]]] = {
-    "max_tokens, then prompt": lambda request: (-request[1], -len(request[0])),
-    "prompt": lambda request: (-len(request[0]),),
-}
+
+
+def in_order(request: Request) -> tuple[int, int]:
+    """Longest answers first, then longest prompts."""
+    return -request[1], -len(request[0])
 
 
 @torch.inference_mode()
@@ -46,30 +44,27 @@ def run_batch(model: PreTrainedModel, batch: list[Request]) -> None:
         raise RuntimeError(f"{out.shape[1] - width} tokens were generated, not {num_new}")
 
 
-def run(model: PreTrainedModel, requests: list[Request], order: str, batch_size: int) -> float:
+def run(model: PreTrainedModel, requests: list[Request], batch_size: int) -> float:
     """Seconds for all requests."""
     begin = time.perf_counter()
-    arranged = sorted(requests, key=ORDERS[order])
+    arranged = sorted(requests, key=in_order)
     for i in range(0, len(arranged), batch_size):
         run_batch(model, arranged[i : i + batch_size])
         print(f"\r{i + batch_size} of {len(arranged)}", end="", file=sys.stderr, flush=True)
     return time.perf_counter() - begin
 
 
-def choose(model: PreTrainedModel, requests: list[Request], sizes: list[int], num_sample: int) -> (
-    tuple[str, int, dict[str, float]]
-):  # fmt: skip
-    """The fastest order and batch size on evenly spaced requests, and the seconds of each."""
-    arranged = sorted(requests, key=ORDERS["prompt"])
+def choose(
+    model: PreTrainedModel, requests: list[Request], sizes: list[int], num_sample: int
+) -> tuple[int, dict[int, float]]:
+    """The batch size that is fastest on evenly spaced requests, and the seconds of each."""
+    if len(sizes) == 1:
+        return sizes[0], {}
+    arranged = sorted(requests, key=in_order)
     count = min(num_sample, len(arranged))
     sample = [arranged[i * len(arranged) // count] for i in range(count)]
-    run_batch(model, sample[:1])  # warm up
-    tried = {
-        (order, size): run(model, sample, order, size)
-        for order, size in itertools.product(ORDERS, sizes)
-    }
-    order, size = min(tried, key=lambda setting: tried[setting])
-    return order, size, {f"{o}; {s}": seconds for (o, s), seconds in tried.items()}
+    tried = {size: run(model, sample, size) for size in sizes}
+    return min(tried, key=lambda size: tried[size]), tried
 
 
 def parse() -> argparse.Namespace:
@@ -96,8 +91,9 @@ def main() -> None:
     model.generation_config = GenerationConfig()
     load_s = time.perf_counter() - begin
     sizes = [int(size) for size in options.batch_sizes.split(",")]
-    order, size, tried = choose(model, requests, sizes, options.sample_rows)
-    seconds = [run(model, requests, order, size) for _ in range(options.repeats)]
+    run_batch(model, requests[:1])  # warm up
+    size, tried = choose(model, requests, sizes, options.sample_rows)
+    seconds = [run(model, requests, size) for _ in range(options.repeats)]
     print(
         json.dumps(
             {
@@ -105,7 +101,7 @@ def main() -> None:
                 "load_s": load_s,
                 "generate_s": seconds,
                 "output_tokens": sum(job["max_tokens"]),
-                "note": f"batches of {size}, sorted by {order}",
+                "note": f"batches of {size}",
                 "tried_s": tried,
             }
         )

@@ -1,6 +1,7 @@
 """`blendrun execute`."""
 
 import logging
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,6 +47,9 @@ def refuse_parallelism(tp: int | None, dp: int | None) -> None:
 
 def run_plan(plan: Path, run_dir: Path, given: dict[str, Any]) -> None:
     """Execute, say where the outputs are, and exit with 3 if there are error rows."""
+    # Threads that spin for long while they wait (the default) make a machine with other work on it
+    # many times slower; this is about 20 µs. OpenMP reads it when torch loads.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:
         from blendrun.engine.execute import execute_plan
     except ModuleNotFoundError as error:

@@ -86,12 +86,7 @@ def assemble(
         max_len=int((requests.prompt_len + requests.max_tokens)[pending].max()) + 1,
         share=settings.prefix_cache,
     )
-    # one page of slack: a prompt that is cached whole recomputes its last token
-    too_large = [
-        r
-        for r in pending.tolist()
-        if cache.pages_for(r, 0, kv_memory.longest_len(requests, r)) + 1 > pages
-    ]
+    too_large = _too_large(requests, pending, cache)
     for request in too_large:
         cache.forget(request)
     batcher = Batcher(
@@ -144,6 +139,20 @@ def assemble(
         "model_shape": asdict(shape),
     }
     return Assembled(loop, environment)
+
+
+def _too_large(requests: EngineRequests, pending: Int32, cache: PrefixCache) -> list[int]:
+    """Pending requests that do not fit into all pages together with their whole output."""
+    longest = (requests.prompt_len + requests.max_tokens)[pending]
+    # a page holds at least one token of its own, so the others fit without a closer look
+    doubtful = pending[longest + 2 > cache.num_pages].tolist()
+    # one page of slack: a prompt that is cached whole recomputes its last token
+    return [
+        request
+        for request in doubtful
+        if cache.pages_for(request, 0, kv_memory.longest_len(requests, request)) + 1
+        > cache.num_pages
+    ]
 
 
 def _queue(

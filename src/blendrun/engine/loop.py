@@ -35,7 +35,6 @@ class Advance:
     saved_rows: int  # in this attempt, safe on disk
     running: int
     waiting: int
-    prompt_tokens: int  # of requests admitted, cached ones too
     output_tokens: int
     elapsed_s: float
 
@@ -165,12 +164,10 @@ class RunLoop:
         self._journal.append_steps(self._log.take())
 
     def _advance(self, now: float) -> Advance:
-        admitted = self._batcher.num_cached >= 0
         return Advance(
             saved_rows=self._saved_rows,
             running=self._batcher.num_running,
             waiting=self._batcher.num_waiting,
-            prompt_tokens=int(self._requests.prompt_len[admitted].sum(dtype=np.int64)),
             output_tokens=self._output_tokens,
             elapsed_s=now - self._begin,
         )

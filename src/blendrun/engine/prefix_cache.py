@@ -13,31 +13,14 @@ Nodes are filled by one running request at a time. A node that no waiting reques
 its last user ends; when memory runs short, the one that fewest waiting requests need goes first.
 """
 
-from dataclasses import dataclass, field
-
 import numpy as np
 
+from blendrun.engine.kv_segment import NOBODY, UNBOUNDED, Segment, num_pages
 from blendrun.engine.page_pool import PagePool
+from blendrun.engine.step_writes import StepWrites
 from blendrun.errors import BackendError
 from blendrun.schedule.batch import CacheWrites, Match
 from blendrun.tree.prefix_tree import Int32, Int64, PrefixTree
-
-_NOBODY = -1
-
-
-@dataclass(slots=True)
-class _Segment:
-    """A run of tokens [start, end) with pages of its own, from page start // page_size on."""
-
-    start: int
-    end: int  # of the edge; unbounded for a request's own tokens
-    node: int
-    filled: int = 0  # tokens whose K and V exist (or will when this step reads them)
-    pages: list[int] = field(default_factory=list)
-    owner: int = _NOBODY  # slot that is computing it
-    step: int = -1  # last step that computed tokens of it, …
-    step_start: int = 0  # … from this position on, …
-    step_base: int = 0  # … at this token of the batch
 
 
 class PrefixCache:
@@ -64,14 +47,13 @@ class PrefixCache:
         self._pool = PagePool(num_pages)
         self._waiting = _count_below(tree, pending)  # requests not running that pass a node, [K]
         self._users = np.zeros(tree.num_nodes, np.int32)  # running ones
-        self._nodes: dict[int, _Segment] = {}  # shared segments with pages or users
-        self._path: dict[int, list[_Segment]] = {}  # by slot; the last one is its own
-        self._request: dict[int, int] = {}
+        self._nodes: dict[int, Segment] = {}  # shared segments with pages or users
+        self._path: dict[int, list[Segment]] = {}  # by slot; the last one is its own
         self._promised = np.zeros(max_seqs, np.int64)  # pages still to be taken by prefills, …
         self._goal = np.zeros(max_seqs, np.int64)  # … which end at this length
         self._idle_pages = 0  # of shared segments without users
-        self._step = 0
-        self._clear_writes()
+        self._step = self._taken = 0
+        self._writes = StepWrites()
 
     # --- what the batcher asks ---
 
@@ -86,8 +68,8 @@ class PrefixCache:
             if segment is None:
                 break
             cached = segment.start + segment.filled
-            if cached < segment.end:
-                return Match(min(cached, known_len - 1), segment.owner != _NOBODY)
+            if not segment.is_full:
+                return Match(min(cached, known_len - 1), segment.owner != NOBODY)
         return Match(min(cached, known_len - 1), False)
 
     def pages_for(self, request: int, cached_len: int, known_len: int) -> int:
@@ -97,8 +79,8 @@ class PrefixCache:
             start, end = self._edge(node)
             end = min(end, own_start)
             if end > cached_len:
-                count += _num_pages(start, end, size) - _num_pages(start, cached_len, size)
-        return count + _num_pages(own_start, known_len + 1, size)
+                count += num_pages(start, end, size) - num_pages(start, cached_len, size)
+        return count + num_pages(own_start, known_len + 1, size)
 
     def admission_pages(self, request: int, cached_len: int, known_len: int) -> int:
         segments = (self._nodes.get(node) for node in self._shared_path(request))
@@ -107,22 +89,23 @@ class PrefixCache:
 
     def acquire(self, slot: int, request: int, known_len: int) -> int:
         cached = self.match(request, known_len).cached_len
-        own = _Segment(self._own_start(request, cached), 2**31, int(self._tree.leaf_node[request]))
+        leaf = int(self._tree.leaf_node[request])
+        own = Segment(self._own_start(request, cached), UNBOUNDED, leaf)
         self._promised[slot] = self.pages_for(request, cached, known_len)
         self._goal[slot] = known_len
         path = []
         for node in self._shared_path(request):
             segment = self._nodes.get(node)
             if segment is None:
-                segment = self._nodes[node] = _Segment(*self._edge(node), node)
+                segment = self._nodes[node] = Segment(*self._edge(node), node)
             if self._users[node] == 0:
                 self._idle_pages -= len(segment.pages)
             self._users[node] += 1
             self._waiting[node] -= 1
             path.append(segment)
-            self._show_pages(slot, segment)
+            first = segment.start // self.page_size
+            self.page_table[slot, first : first + len(segment.pages)] = segment.pages
         self._path[slot] = [*path, own]
-        self._request[slot] = request
         self._claim(slot, cached)
         return cached
 
@@ -130,7 +113,7 @@ class PrefixCache:
 
     def begin_step(self) -> None:
         self._step += 1
-        self._clear_writes()
+        self._writes = StepWrites()
 
     def extend(self, slot: int, start: int, end: int, token_base: int) -> None:
         before = self._taken
@@ -140,9 +123,8 @@ class PrefixCache:
             if a < b:
                 self._fill(slot, segment, a, b, token_base + a - start)
         if end > own.start:
-            self._fill(
-                slot, own, max(start, own.start), end, token_base + max(own.start - start, 0)
-            )
+            a = max(start, own.start)
+            self._fill(slot, own, a, end, token_base + a - start)
         elif end == own.start and not own.pages:
             self._open(slot, own)
         self._claim(slot, end)
@@ -155,13 +137,9 @@ class PrefixCache:
             slot, position = int(slots[i]), int(positions[i])
             own = self._path[slot][-1]
             if position > own.start:  # else the prefill has opened the page already
-                page = self._take_page()
-                own.pages.append(page)
-                self.page_table[slot, position // size] = page
+                self._add_page(slot, own, position // size)
         pages = self.page_table[slots, positions // size].astype(np.int64)
-        self._writes.append(
-            (np.arange(len(slots), dtype=np.int32), pages * size + positions % size)
-        )
+        self._writes.write(np.arange(len(slots), dtype=np.int32), pages * size + positions % size)
 
     def decode_pages(self, slots: Int64, positions: Int32) -> int:
         at_edge = np.flatnonzero(positions % self.page_size == 0)
@@ -169,22 +147,16 @@ class PrefixCache:
 
     def take_writes(self) -> CacheWrites:
         """Copies and writes of the step since `begin_step`."""
-        copies = np.array(self._copies, np.int32).reshape(-1, 2)
-        tokens = [w[0] for w in self._writes] or [np.zeros(0, np.int32)]
-        slots = [w[1] for w in self._writes] or [np.zeros(0, np.int64)]
-        return CacheWrites(
-            copies[:, 0].copy(), copies[:, 1].copy(), np.concatenate(tokens), np.concatenate(slots)
-        )
+        return self._writes.collected()
 
     def release(self, slot: int, finished: bool) -> None:
         """Free the request's own pages; a preempted one (`finished=False`) waits again."""
         *shared, own = self._path.pop(slot)
-        del self._request[slot]
         self._promised[slot] = 0
         self._pool.give_back(own.pages)
         for segment in shared:
             if segment.owner == slot:
-                segment.owner = _NOBODY
+                segment.owner = NOBODY
             self._users[segment.node] -= 1
             if not finished:
                 self._waiting[segment.node] += 1
@@ -259,20 +231,16 @@ class PrefixCache:
         branch = int(self._tree.depth[self._tree.parent[leaf]])
         return min(branch, cached_len) if cached_len == int(self._tree.depth[leaf]) - 1 else branch
 
-    def _show_pages(self, slot: int, segment: _Segment) -> None:
-        first = segment.start // self.page_size
-        self.page_table[slot, first : first + len(segment.pages)] = segment.pages
-
     def _claim(self, slot: int, position: int) -> None:
         """Become the one that computes the shared segment at `position`."""
-        for segment in self._path[slot][:-1]:
-            if segment.owner == slot and segment.filled == segment.end - segment.start:
-                segment.owner = _NOBODY
-            own_start = self._path[slot][-1].start
-            if segment.start <= position < min(segment.end, own_start):
+        *shared, own = self._path[slot]
+        for segment in shared:
+            if segment.owner == slot and segment.is_full:
+                segment.owner = NOBODY
+            if segment.start <= position < min(segment.end, own.start):
                 segment.owner = slot
 
-    def _fill(self, slot: int, segment: _Segment, a: int, b: int, token_idx: int) -> None:
+    def _fill(self, slot: int, segment: Segment, a: int, b: int, token_idx: int) -> None:
         """Pages and writes for positions [a, b) of `segment`; `a` is token `token_idx`."""
         if segment.start + segment.filled != a:
             raise BackendError(f"tokens {a} to {b} do not continue {segment}")
@@ -280,54 +248,41 @@ class PrefixCache:
         if not segment.pages:
             self._open(slot, segment)
         for index in range(first + len(segment.pages), (b - 1) // size + 1):
-            page = self._take_page()
-            segment.pages.append(page)
-            self.page_table[slot, index] = page
+            self._add_page(slot, segment, index)
         positions = np.arange(a, b)
         pages = np.array(segment.pages, np.int64)[positions // size - first]
         tokens = np.arange(token_idx, token_idx + b - a, dtype=np.int32)
-        self._writes.append((tokens, pages * size + positions % size))
-        if segment.step != self._step:
-            segment.step, segment.step_start, segment.step_base = self._step, a, token_idx - a
-        segment.filled = b - segment.start
+        self._writes.write(tokens, pages * size + positions % size)
+        segment.fill(a, b, self._step, token_idx)
 
-    def _open(self, slot: int, segment: _Segment) -> None:
-        """First page of a segment, with what lies above it in the same page."""
-        size = self.page_size
-        index = segment.start // size
+    def _open(self, slot: int, segment: Segment) -> None:
+        """First page of a segment, with what lies above it in the same page.
+
+        Tokens that this very step computes are written twice, older ones are copied.
+        """
+        size, index = self.page_size, segment.start // self.page_size
         above = int(self.page_table[slot, index])
-        page = self._take_page()
-        segment.pages.append(page)
-        self.page_table[slot, index] = page
-        if segment.start % size == 0:
-            return
-        tokens, offsets = self._computed_now(slot, index * size, segment.start)
-        if len(tokens) < segment.start % size:
-            # a page opened in this step holds nothing old itself: go to where its copy comes from
-            source = self._copy_source.get(above, above)
-            self._copies.append((source, page))
-            self._copy_source[page] = source
-        if tokens:
-            self._writes.append(
-                (np.array(tokens, np.int32), np.array(offsets, np.int64) + page * size)
-            )
+        page = self._add_page(slot, segment, index)
+        computed_now = [
+            (other.step_base + position, page * size + position % size)
+            for other in self._path[slot]
+            for position in other.computed_in(self._step, index * size, segment.start)
+        ]
+        if len(computed_now) < segment.start % size:
+            self._writes.copy(above, page)
+        if computed_now:
+            tokens, slots = np.array(computed_now, np.int64).T
+            self._writes.write(tokens.astype(np.int32), slots)
 
-    def _computed_now(self, slot: int, start: int, end: int) -> tuple[list[int], list[int]]:
-        """Batch tokens and page offsets of positions in [start, end) that this step computes."""
-        tokens, offsets = [], []
-        for segment in self._path[slot]:
-            if segment.step == self._step:
-                a = max(start, segment.step_start, segment.start)
-                for position in range(a, min(end, segment.start + segment.filled)):
-                    tokens.append(segment.step_base + position)
-                    offsets.append(position % self.page_size)
-        return tokens, offsets
-
-    def _take_page(self) -> int:
+    def _add_page(self, slot: int, segment: Segment, index: int) -> int:
+        """A page for the tokens from index * page_size on."""
         if self._pool.num_free == 0:
             self._evict()
         self._taken += 1
-        return int(self._pool.take(1)[0])
+        page = int(self._pool.take(1)[0])
+        segment.pages.append(page)
+        self.page_table[slot, index] = page
+        return page
 
     def _evict(self) -> None:
         """Drop the unused prefix that fewest waiting requests need, deepest first.
@@ -339,21 +294,10 @@ class PrefixCache:
             raise BackendError(f"all {self.num_pages} KV pages are in use")
         self._drop(min(idle, key=lambda s: (self._waiting[s.node], -s.start, s.node)))
 
-    def _drop(self, segment: _Segment) -> None:
+    def _drop(self, segment: Segment) -> None:
         self._idle_pages -= len(segment.pages)
         self._pool.give_back(segment.pages)
         del self._nodes[segment.node]
-
-    def _clear_writes(self) -> None:
-        self._writes: list[tuple[Int32, Int64]] = []
-        self._copies: list[tuple[int, int]] = []
-        self._copy_source: dict[int, int] = {}
-        self._taken = 0
-
-
-def _num_pages(start: int, end: int, page_size: int) -> int:
-    """Pages of a segment that starts at `start` and is filled up to `end`."""
-    return (end - 1) // page_size - start // page_size + 1 if end > start else 0
 
 
 def _count_below(tree: PrefixTree, pending: Int32) -> Int32:

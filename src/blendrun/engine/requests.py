@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow.compute as pc
 
 from blendrun.schedule.plan_file import StoredPlan
 from blendrun.tree.prefix_tree import Int32, Int64, PrefixTree
@@ -34,7 +35,7 @@ class EngineRequests:
         sequence = stored.requests["request"].to_numpy()
         table = stored.requests.take(np.argsort(sequence))
         column = {name: table[name].to_numpy() for name in table.column_names if name != "stop"}
-        stop = table["stop"].to_pylist()
+        has_stop = np.flatnonzero(pc.list_value_length(table["stop"]).to_numpy())
         return cls(
             sequence=sequence,
             row=column["row"],
@@ -48,7 +49,7 @@ class EngineRequests:
             min_p=column["min_p"],
             seed=column["seed"],
             ignore_eos=column["ignore_eos"] | ignore_eos,
-            stop={i: tuple(strings) for i, strings in enumerate(stop) if strings},
+            stop={int(i): tuple(table["stop"][int(i)].as_py()) for i in has_stop},
             prompts=(stored.store.tokens, stored.store.offsets),
             tree=stored.tree,
         )

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from blendrun import __version__
 from blendrun.config import Resolved
@@ -122,5 +123,11 @@ def _job_id(rows: Ingested, model: PlannedModel) -> str:
     digest.update(rows.store.offsets.data)
     identity = rows.requests.drop_columns(["expected_len"])
     for name in identity.column_names:
-        digest.update(repr((name, identity[name].to_pylist())).encode())
+        column = identity[name]
+        digest.update(name.encode())
+        if pa.types.is_list(column.type):
+            lengths = pc.list_value_length(column).to_numpy()
+            digest.update(lengths.tobytes() + repr(pc.list_flatten(column).to_pylist()).encode())
+        else:
+            digest.update(column.to_numpy().tobytes())
     return digest.hexdigest()[:16]
