@@ -4,7 +4,8 @@
 
 bfloat16, left padding, rows sorted by how much they ask for and then by prompt length, so that
 the rows of a batch end together; of several batch sizes, the fastest on a sample. A batch runs to
-the largest `max_tokens` in it; only the tokens that a row asked for are counted. The last line printed is JSON.
+the largest `max_tokens` in it; only the tokens that a row asked for are counted. The last line
+printed is JSON.
 """
 
 import argparse
