@@ -2,12 +2,14 @@
 
 import logging
 import os
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from blendrun.cli import flags
+from blendrun.cli.output import stdout_may_close
 from blendrun.cli.progress import RunProgress
 from blendrun.errors import InputError
 from blendrun.units import count_of
@@ -34,7 +36,8 @@ def execute(
     given = dict(locals())
     refuse_parallelism(tp, dp)
     settings = {k: v for k, v in given.items() if k not in ("plan", "run_dir", "tp", "dp")}
-    run_plan(plan, run_dir or plan.with_suffix(".run"), settings)
+    default_dir = plan.with_name(f"{plan.name.removesuffix('.json')}.run")
+    run_plan(plan, run_dir or default_dir, settings)
 
 
 def refuse_parallelism(tp: int | None, dp: int | None) -> None:
@@ -60,15 +63,17 @@ def run_plan(plan: Path, run_dir: Path, given: dict[str, Any]) -> None:
         ) from error
     settings = flags.execute_settings(given)
     logging.captureWarnings(True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: saved
     try:
         with RunProgress(run_dir, settings.log_interval_s) as progress:
             result = execute_plan(plan, run_dir, settings, progress.events())
     except KeyboardInterrupt as interrupt:
         typer.echo("interrupted: what is finished is saved; the same command continues", err=True)
         raise typer.Exit(INTERRUPTED) from interrupt
-    if result.was_complete:
-        typer.echo("the run was complete already: nothing to do")
-    typer.echo(f"outputs: {result.outputs} ({count_of(result.num_rows, 'row')})")
+    with stdout_may_close():
+        if result.was_complete:
+            typer.echo("the run was complete already: nothing to do")
+        typer.echo(f"outputs: {result.outputs} ({count_of(result.num_rows, 'row')})")
     if result.num_errors:
         errors = count_of(result.num_errors, "error row")
         typer.echo(f"{errors}: the column error says why", err=True)

@@ -1,6 +1,5 @@
 """`blendrun`: the program, and what it says when something goes wrong."""
 
-import os
 import sys
 from typing import Annotated
 
@@ -12,7 +11,10 @@ from blendrun.cli.execute import execute
 from blendrun.cli.plan import plan
 from blendrun.cli.report import report
 from blendrun.cli.run import run
-from blendrun.errors import BlendrunError
+from blendrun.errors import BackendError, BlendrunError, InputError
+
+USER_ERROR, RUN_FAILED = InputError.exit_code, BackendError.exit_code
+_WRONG_PATH = (FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 app = typer.Typer(
     help="Run a file of prompts through a language model, in the order that is soonest done.",
@@ -51,7 +53,7 @@ def main() -> None:
         if error.hint:
             errors.print(f"hint: {error.hint}", markup=False)
         sys.exit(error.exit_code)
-    except BrokenPipeError:
-        # whoever read our output has gone; keep the interpreter from writing to it once more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        errors.print(f"error: {error.strerror or error}{where}", markup=False)
+        sys.exit(USER_ERROR if isinstance(error, _WRONG_PATH) else RUN_FAILED)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from blendrun.cli import flags
+from blendrun.cli.output import stdout_may_close
 from blendrun.cli.plan_table import print_plan
 from blendrun.cli.progress import StageProgress
 from blendrun.schedule.planner import make_plan
@@ -48,4 +49,5 @@ def plan(
     )
     with StageProgress() as progress:
         made = make_plan(prompts, settings, output, progress)
-    print_plan(made, output)
+    with stdout_may_close():
+        print_plan(made, output)

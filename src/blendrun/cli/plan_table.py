@@ -15,9 +15,9 @@ def console() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
-def figures(title: str, rows: list[tuple[str, str]]) -> Table:
-    """A table of names and values without lines."""
-    table = Table(title=title, title_justify="left", box=None, show_header=False, pad_edge=False)
+def figures(rows: list[tuple[str, str]]) -> Table:
+    """A table of names and values without lines; two blanks part a value from its note."""
+    table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_column()
@@ -54,7 +54,8 @@ def print_plan(plan: Plan, path: Path) -> None:
         f"{plan.model.name} on {plan.hardware}, policy {plan.policy}, "
         f"tp {plan.tp}, dp {plan.dp} ({plan.hardware_reason})"
     )
-    out.print(figures(title, rows))
+    out.print(title, markup=False)
+    out.print(figures(rows))
     for warning in plan.warnings:
         out.print(f"note: {warning}", markup=False)
     out.print(f"plan: {path}", markup=False)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from blendrun.cli.output import stdout_may_close
 from blendrun.cli.report_table import print_report
 from blendrun.report.report import make_report, save_report
 
@@ -15,4 +16,5 @@ def report(
     """How fast a run was, and how far from the optimum. Saved in RUN/report; last line is JSON."""
     made = make_report(run)
     folder = save_report(made)
-    print_report(made, folder)
+    with stdout_may_close():
+        print_report(made, folder)

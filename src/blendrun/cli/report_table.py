@@ -13,14 +13,13 @@ from blendrun.units import format_count, format_seconds
 def print_report(report: Report, folder: Path) -> None:
     out = console()
     state = "complete" if report.manifest.is_complete else "NOT COMPLETE: figures so far"
-    out.print(
-        figures(
-            f"{report.run_dir}: {report.plan.model.name}, policy {report.plan.policy}, {state}",
-            [*_speed(report), *_sharing(report), *_optimum(report)],
-        )
-    )
-    out.print()
-    out.print(_over_time(report))
+    about = f"{report.plan.model.name}, policy {report.plan.policy}, {state}"
+    out.print(f"{report.run_dir}: {about}", markup=False)
+    out.print(figures([*_speed(report), *_sharing(report), *_optimum(report)]))
+    if report.timeline.num_rows:
+        out.print()
+        out.print("over time")
+        out.print(_over_time(report))
     out.print(f"saved: {folder}", markup=False)
     typer.echo(report_json(report))
 
@@ -80,7 +79,7 @@ def _optimum(report: Report) -> list[tuple[str, str]]:
 
 
 def _over_time(report: Report) -> Table:
-    table = Table(title="over time", title_justify="left", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, header_style="")
     for name in ("until", "running", "waiting", "KV pages", "prefill tok/s", "decode tok/s"):
         table.add_column(name, justify="right")
     for span in report.timeline.to_pylist():

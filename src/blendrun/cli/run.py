@@ -7,6 +7,7 @@ import typer
 
 from blendrun.cli import flags
 from blendrun.cli.execute import refuse_parallelism, run_plan
+from blendrun.cli.output import stdout_may_close
 from blendrun.cli.plan_table import print_plan
 from blendrun.cli.progress import StageProgress
 from blendrun.cli.report import report
@@ -23,6 +24,7 @@ def run(
     ] = Path("blendrun-run"),
     config: flags.Config = None,
     model: flags.Model = None,
+    hardware: flags.Hardware = None,
     policy: flags.PolicyFlag = None,
     limit: flags.Limit = None,
     keep_sharing: flags.KeepSharing = None,
@@ -54,14 +56,15 @@ def run(
     refuse_parallelism(tp, dp)
     execute_flags = {name: given.pop(name) for name in _EXECUTE}
     plan_flags = {k: v for k, v in given.items() if k not in ("prompts", "output", "config")}
-    settings = flags.plan_settings(config, {**plan_flags, "hardware": "cpu"})
+    settings = flags.plan_settings(config, plan_flags | {"hardware": hardware or "cpu"})
     plan_path = output / "plan.json"
     flags.execute_settings(execute_flags)  # refuse unusable ones before planning
     manifest = read_manifest(output)
     only_job = manifest.identity.get("job_id") if manifest else None
     with StageProgress() as progress:
         made = make_plan(prompts, settings, plan_path, progress, only_job)
-    print_plan(made, plan_path)
+    with stdout_may_close():
+        print_plan(made, plan_path)
     try:
         run_plan(plan_path, output, execute_flags)
     finally:

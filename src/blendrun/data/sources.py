@@ -22,6 +22,8 @@ _FORMATS: dict[str, Format] = {
     ".jsonl.gz": "jsonl",
     ".ndjson.gz": "jsonl",
 }
+_RUN_MARK = "run.lock"
+_RUN_OUTPUTS = frozenset({"outputs.parquet", "parts", "steps", "report"})
 _CHUNK_BYTES = 4 * 2**20
 
 
@@ -122,14 +124,28 @@ def _expand(text: str) -> list[Path]:
     return [file for match in matches for file in _expand(match)]
 
 
+def _is_ours(folder: Path) -> bool:
+    """A run folder or the side files of a plan: outputs of an earlier command, not inputs."""
+    return (folder / _RUN_MARK).exists() or (folder / "offsets.npy").exists()
+
+
 def _walk(folder: Path) -> list[Path]:
     files: list[Path] = []
     for root, subfolders, names in os.walk(folder):
-        subfolders[:] = [name for name in subfolders if not name.startswith((".", "_"))]
+        ours = _RUN_OUTPUTS if _RUN_MARK in names else frozenset()
+        subfolders[:] = [
+            name
+            for name in subfolders
+            if not name.startswith((".", "_"))
+            and name not in ours
+            and not _is_ours(Path(root) / name)
+        ]
         files += [
             Path(root) / name
             for name in names
-            if not name.startswith((".", "_")) and name.lower().endswith(tuple(_FORMATS))
+            if not name.startswith((".", "_"))
+            and name.lower().endswith(tuple(_FORMATS))
+            and name not in ours
         ]
     if not files:
         raise InputError(f"no input file in the folder {folder}", f"read: {', '.join(_FORMATS)}")

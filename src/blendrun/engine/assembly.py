@@ -117,8 +117,9 @@ def assemble(
     for request in too_large:
         loop.fail(
             request,
-            f"needs_more_memory: {kv_memory.longest_len(requests, request)} tokens do not fit "
-            f"into {pages} KV pages of {settings.page_size}",
+            f"needs_more_memory: {kv_memory.longest_len(requests, request)} tokens with the "
+            f"prefixes they share need more than {pages} KV pages of {settings.page_size} tokens; "
+            "a new run with more --kv-memory can answer it",
         )
     environment = {
         "blendrun": __version__,

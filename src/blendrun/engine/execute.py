@@ -63,6 +63,11 @@ def execute_plan(
         "dtype": settings.dtype,
         "ignore_eos": settings.ignore_eos,
     }
+    if (run_dir / OUTPUTS_FILE).exists() and read_manifest(run_dir) is None:
+        raise InputError(
+            f"{run_dir} holds an {OUTPUTS_FILE} that no run has made",
+            "give another --run-dir, or move that file away",
+        )
     with ResultJournal(run_dir) as journal:
         manifest = read_manifest(run_dir) or Manifest.new(plan_path, identity)
         manifest.check_same_job(identity, run_dir)

@@ -48,6 +48,8 @@ class Report:
         values |= {name: getattr(self.metrics, name) for name in _DERIVED}
         counts, times = self.plan.counts, self.plan.times
         values["rows"] = counts.rows
+        values["rejected_rows"] = counts.rejected
+        values["error_rows"] = self.metrics.error_rows + counts.rejected
         values["sharing_possible_frac"] = counts.sharing_possible
         values["sharing_planned_frac"] = counts.sharing_kept
         values["planned_s"] = times.predicted_s

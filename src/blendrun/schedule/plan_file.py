@@ -115,7 +115,8 @@ class StoredPlan:
 
 
 def sidecar_folder(path: Path) -> Path:
-    return path.with_name(f"{path.stem}.data")
+    """Folder beside the plan; only the ending `.json` is left out of its name."""
+    return path.with_name(f"{path.name.removesuffix('.json')}.data")
 
 
 @contextmanager
@@ -143,7 +144,8 @@ def new_sidecars(path: Path) -> Iterator[Path]:
 def _check_replaceable(path: Path, folder: Path) -> None:
     if path.is_dir():
         raise InputError(f"{path} is a folder", f"name the plan in it: -o {path / 'plan.json'}")
-    if path.is_file() and FORMAT.encode() not in path.read_bytes()[:1000]:
+    is_plan = path.is_file() and FORMAT.encode() in path.read_bytes()[:1000]
+    if path.exists() and not is_plan:
         raise InputError(f"{path} exists and is not a plan", "give the plan another name with -o")
     strangers = {p.name for p in folder.iterdir()} - _SIDECARS if folder.is_dir() else set()
     if strangers or (folder.exists() and not folder.is_dir()):
@@ -181,7 +183,9 @@ def read_plan(path: Path) -> StoredPlan:
     try:
         table = json.loads(path.read_bytes())
     except OSError as error:
-        raise PlanError(f"cannot read the plan {path}: {error.strerror}", PLAN_AGAIN) from error
+        raise PlanError(
+            f"cannot read the plan {path}: {error.strerror}", "blendrun plan makes one"
+        ) from error
     except ValueError as error:
         raise PlanError(f"{path} is not a plan: {error}", PLAN_AGAIN) from error
     if not isinstance(table, dict) or table.get("format") != FORMAT:
@@ -235,6 +239,8 @@ def _open_store(folder: Path) -> TokenStore:
 def _read_table(path: Path) -> pa.Table:
     try:
         return pq.read_table(path)
+    except FileNotFoundError as error:
+        raise PlanError(f"the plan's file {path} is missing", PLAN_AGAIN) from error
     except (OSError, pa.ArrowException) as error:
         raise PlanError(f"cannot read {path}: {error}", PLAN_AGAIN) from error
 
