@@ -1,56 +1,15 @@
 """The program as a person meets it: words in, text and an exit code out."""
 
 import json
-import logging
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow.parquet as pq
 import pytest
 
 from blendrun import __version__
-from blendrun.cli.main import main
+from cli_words import ROWS, Blendrun, Said
 from tiny_jobs import SHAPE, write_rows
-
-ROWS = [
-    {"prompt": "the quick brown fox jumps", "max_tokens": 8},
-    {"prompt": "the quick brown fox runs", "max_tokens": 3},
-]
-TOKEN_ROWS = [{"prompt_token_ids": [1, 2, i], "max_tokens": 4} for i in range(3)]
-
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Blendrun = Callable[..., Said]
-
-
-@pytest.fixture
-def blendrun(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Iterator[Blendrun]:
-    """Runs a command line in `tmp_path`, which holds rows.jsonl and tokens.jsonl."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    write_rows(tmp_path / "rows.jsonl", ROWS)
-    write_rows(tmp_path / "tokens.jsonl", TOKEN_ROWS)
-
-    def run(*words: object) -> Said:
-        monkeypatch.setattr("sys.argv", ["blendrun", *map(str, words)])
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code or 0
-        return Said(code, *capsys.readouterr())
-
-    yield run
-    logging.captureWarnings(False)
 
 
 def plain(text: str) -> str:
@@ -221,15 +180,6 @@ def test_a_wrong_flag_is_not_blamed_on_the_job_file(blendrun: Blendrun, tmp_path
 
 
 # --- execute and report ---
-
-
-@pytest.fixture
-def planned(blendrun: Blendrun, checkpoint: Path) -> Blendrun:
-    said = blendrun(
-        "plan", "rows.jsonl", "-o", "plan.json", "--model", checkpoint, "--hardware", "cpu"
-    )
-    assert said.code == 0
-    return blendrun
 
 
 def test_execute_then_report_then_nothing_to_do(planned: Blendrun, tmp_path: Path):

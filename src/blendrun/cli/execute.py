@@ -63,13 +63,16 @@ def run_plan(plan: Path, run_dir: Path, given: dict[str, Any]) -> None:
         ) from error
     settings = flags.execute_settings(given)
     logging.captureWarnings(True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: saved
+    # a batch system's SIGTERM ends a run as Ctrl-C does: with what is finished saved
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with RunProgress(run_dir, settings.log_interval_s) as progress:
             result = execute_plan(plan, run_dir, settings, progress.events())
     except KeyboardInterrupt as interrupt:
         typer.echo("interrupted: what is finished is saved; the same command continues", err=True)
         raise typer.Exit(INTERRUPTED) from interrupt
+    finally:
+        signal.signal(signal.SIGTERM, before)
     with stdout_may_close():
         if result.was_complete:
             typer.echo("the run was complete already: nothing to do")
