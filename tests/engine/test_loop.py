@@ -13,9 +13,10 @@ from blendrun.engine.prefix_cache import PrefixCache
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.torch_backend import StepResult
 from blendrun.errors import BackendError
-from blendrun.schedule.admission import AdmissionQueue, QueueColumns
-from blendrun.schedule.batcher import Batcher, BatchLimits
+from blendrun.schedule.batcher import Batcher
+from blendrun.schedule.step.begin import BatchLimits, Steering
 from tiny_jobs import cost_model, flat, tree_of
+from tiny_steps import PRICES, batcher_job
 
 PROMPTS = [[1, 2, 3, i] for i in range(6)]
 MAX_TOKENS = [1, 4, 2, 5, 3, 2]
@@ -49,7 +50,7 @@ class Job:
             prompt_len=tree.prompt_len,
             max_tokens=np.array(MAX_TOKENS, np.int32),
             expected_output_len=np.array(MAX_TOKENS, np.int32),
-            density=np.linspace(2, 1, n),
+            learned=np.zeros(n, bool),
             temperature=zeros,
             top_p=zeros,
             top_k=zeros,
@@ -60,13 +61,10 @@ class Job:
             prompts=flat(PROMPTS),
             tree=tree,
         )
-        self.cache = PrefixCache(
-            tree, requests.sequence, num_pages=100, page_size=4, max_seqs=3, max_len=20
+        self.cache = PrefixCache(tree, num_pages=100, page_size=4, max_seqs=3, max_len=20)
+        batcher = Batcher(
+            batcher_job(tree, MAX_TOKENS), BatchLimits(100, 4, 8, 3), PRICES, Steering()
         )
-        queue = AdmissionQueue(
-            requests.sequence, QueueColumns(requests.density, np.ones(n)), 1.5, 1000, False
-        )
-        batcher = Batcher(queue, self.cache, tree.prompt_len, BatchLimits(8, 3))
         self.backend = CountingBackend(self.cache, **backend)
         self.advances: list[Advance] = []
         self.run_dir = run_dir
@@ -99,7 +97,7 @@ def test_every_request_is_answered_once(tmp_path: Path):
     assert answers["output_text"].to_pylist()[1] == "4 5 6 7"
     assert set(answers["finish_reason"].to_pylist()) == {"length"}
     assert answers["num_cached_tokens"].to_pylist() == [0, 3, 3, 3, 3, 3]
-    assert job.cache.used_pages == 0
+    job.cache.check_integrity(100)
 
 
 def test_steps_are_recorded_as_they_were(tmp_path: Path):

@@ -8,15 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blendrun.engine.prefix_cache import PrefixCache
-from blendrun.schedule.admission import AdmissionQueue, QueueColumns, footprints
+from blendrun.errors import BackendError
 from blendrun.schedule.batch import Batch
-from blendrun.schedule.batcher import Batcher, BatchLimits
+from blendrun.schedule.batcher import Batcher
+from blendrun.schedule.step.begin import ADMISSION, BatchLimits, Steering
 from blendrun.tree.build import build_tree
-
-
-def flat(prompts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    offsets = np.cumsum([0] + [len(p) for p in prompts]).astype(np.int64)
-    return np.array([t for p in prompts for t in p], np.int32), offsets
+from tiny_jobs import flat
+from tiny_steps import PRICES, batcher_job
 
 
 @dataclass
@@ -27,8 +25,9 @@ class Job:
     page_size: int = 4
     chunk_size: int = 8
     max_seqs: int = 4
-    two_ended: bool = True
+    admission: str = "two-ended"
     share: bool = True
+    believed: list[int] | None = None
 
 
 class FakeMemory:
@@ -39,27 +38,23 @@ class FakeMemory:
         self.tree = build_tree(*flat(job.prompts))
         self.texts = [list(p) for p in job.prompts]
         self.generated = [0] * len(job.prompts)
-        sequence = self.tree.leaf_order
         max_len = max(len(p) + d for p, d in zip(job.prompts, job.output_len, strict=True))
         self.cache = PrefixCache(
             self.tree,
-            sequence,
             num_pages=job.num_pages,
             page_size=job.page_size,
             max_seqs=job.max_seqs,
             max_len=max_len,
             share=job.share,
         )
-        own = self.tree.edge_len[self.tree.leaf_node]
-        columns = QueueColumns(
-            np.linspace(4, 0.1, len(sequence))[np.argsort(sequence)],
-            footprints(own, np.array(job.output_len)),
-        )
-        capacity = job.num_pages * job.page_size
-        queue = AdmissionQueue(sequence, columns, 1.0, capacity, job.two_ended)
         self.batcher = Batcher(
-            queue, self.cache, self.tree.prompt_len, BatchLimits(job.chunk_size, job.max_seqs)
+            batcher_job(self.tree, job.output_len, believed=job.believed),
+            BatchLimits(job.num_pages, job.page_size, job.chunk_size, job.max_seqs),
+            PRICES,
+            Steering(job.admission),
+            job.share,
         )
+        assert not len(self.batcher.too_large)
         self.memory: dict[int, tuple[int, ...]] = {}
         self.computed_prompt_tokens = 0
 
@@ -68,6 +63,7 @@ class FakeMemory:
             batch = self.batcher.next_batch()
             if batch is None:
                 return
+            self.cache.begin_step(batch)
             self._apply(batch)
             self._check_reads(batch)
             finished = np.zeros(len(batch.slot), bool)
@@ -76,8 +72,8 @@ class FakeMemory:
                 self.generated[request] += 1
                 finished[i] = self.generated[request] == self.job.output_len[request]
                 self.texts[request].append(-1 - request)
-            self.batcher.commit(batch, finished)
-            self.cache.check_integrity()
+            self.cache.free(self.batcher.commit(batch, finished))
+            self.cache.check_integrity(self.batcher.free_pages)
         pytest.fail("the job does not end")
 
     def _apply(self, batch: Batch) -> None:
@@ -127,7 +123,8 @@ def jobs(tight: bool) -> st.SearchStrategy[Job]:
             page_size=page_size,
             chunk_size=draw(st.integers(1, 20)),
             max_seqs=draw(st.integers(1, 12)),
-            two_ended=draw(st.booleans()),
+            admission=draw(st.sampled_from(sorted(ADMISSION))),
+            believed=[1] * len(prompts) if tight and draw(st.booleans()) else None,
             share=draw(st.booleans()) if tight else True,
         )
 
@@ -140,7 +137,7 @@ def test_every_read_finds_its_own_tokens_when_pages_are_short(job: Job) -> None:
     memory = FakeMemory(job)
     memory.run()
     assert memory.generated == job.output_len
-    assert memory.cache.used_pages == 0
+    assert memory.batcher.free_pages == job.num_pages
 
 
 @settings(max_examples=300, deadline=None)
@@ -152,14 +149,21 @@ def test_shared_tokens_are_computed_exactly_once_when_pages_suffice(job: Job) ->
     ends_inside = int((memory.tree.edge_len[memory.tree.leaf_node] == 0).sum())
     unique = memory.tree.num_unique_tokens
     assert unique <= memory.computed_prompt_tokens <= unique + ends_inside
-    assert memory.batcher.counts.preemptions == 0
+    assert memory.batcher.preemptions == 0
 
 
 def test_preemption_happens_and_loses_nothing() -> None:
-    job = Job([[i, 1, 2, 3] for i in range(6)], [40] * 6, num_pages=30, max_seqs=6, two_ended=False)
+    job = Job(
+        [[i, 1, 2, 3] for i in range(6)],
+        [40] * 6,
+        num_pages=30,
+        max_seqs=6,
+        admission="one list",
+        believed=[1] * 6,
+    )
     memory = FakeMemory(job)
     memory.run()
-    assert memory.batcher.counts.preemptions > 0
+    assert memory.batcher.preemptions > 0
     assert memory.generated == [40] * 6
 
 
@@ -168,3 +172,10 @@ def test_a_prompt_that_is_cached_whole_computes_one_token() -> None:
     memory.run()
     assert memory.computed_prompt_tokens == 5 + 2
     assert sorted(memory.batcher.num_cached) == [0, 4, 4]
+
+
+def test_a_page_that_the_batcher_counts_otherwise_is_found() -> None:
+    memory = FakeMemory(Job([[1, 2, 3]], [2], num_pages=9))
+    memory.run()
+    with pytest.raises(BackendError, match="9 free .* the batcher counts 8 free"):
+        memory.cache.check_integrity(8)

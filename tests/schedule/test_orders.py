@@ -12,10 +12,10 @@ from tiny_jobs import cost_model, prompt_lists, tree_of
 COST = cost_model()
 
 
-def order(policy, prompts, output_len, seed=0, keep_sharing=0.5, everything_fits=False):
+def order(policy, prompts, output_len, seed=0, keep_sharing=0.5, everything_fits=False, capacity=5000):
     tree = tree_of(prompts)
     lengths = np.asarray(output_len, np.int32)
-    settings = OrderSettings(seed, keep_sharing, everything_fits)
+    settings = OrderSettings(seed, keep_sharing, everything_fits, capacity)
     return order_requests(policy, tree, lambda t: annotate(t, lengths, COST), settings)
 
 
@@ -34,7 +34,8 @@ def test_a_policy_gives_a_permutation_over_a_sound_tree(policy, job, seed, fits)
     assert sorted(made.sequence) == list(range(len(prompts)))
     assert made.sequence.dtype == np.int32
     made.tree.check_integrity()
-    assert made.two_ended == (policy == "blendserve")
+    admission = {"blend": "two lists", "blendserve": "two-ended"}.get(policy, "one list")
+    assert made.admission == admission
 
 
 PROMPTS = [[i % 3, i % 5, i] for i in range(40)]
@@ -48,16 +49,16 @@ def test_random_depends_on_the_seed_and_on_nothing_else():
     assert first != sorted(first)
 
 
-@pytest.mark.parametrize("policy", ["blendserve", "dfs", "arrival"])
+@pytest.mark.parametrize("policy", ["blendserve", "dfs-sets", "arrival"])
 def test_other_policies_ignore_the_seed(policy: str):
     one, two = (order(policy, PROMPTS, [9] * 40, seed).sequence.tolist() for seed in (1, 2))
     assert one == two
 
 
-def test_arrival_is_the_files_order_and_dfs_the_token_order():
+def test_arrival_is_the_files_order_and_dfs_sets_the_token_order():
     prompts = [[5, 1], [4], [5, 0], [4, 4]]
     assert order("arrival", prompts, [1] * 4).sequence.tolist() == [0, 1, 2, 3]
-    assert order("dfs", prompts, [1] * 4).sequence.tolist() == [1, 3, 2, 0]
+    assert order("dfs-sets", prompts, [1] * 4).sequence.tolist() == [1, 3, 2, 0]
 
 
 def test_blendserve_puts_short_answers_before_long_ones():
@@ -75,3 +76,16 @@ def test_blendserve_splits_only_where_memory_is_short():
     tight = order("blendserve", prompts, lengths, everything_fits=False)
     assert roomy.tree.num_unique_tokens == unique
     assert tight.tree.num_unique_tokens == unique + 1000
+
+
+def test_dfs_mixes_sets_and_keeps_subtrees_together():
+    small, large = [1, 1, 1], [2, 2, 2]
+    subjects = [[*large, s, s, s, s, s] for s in range(4)]
+    prompts = [[*small, 10 + i, i] for i in range(30)]
+    prompts += [[*subject, 50 + i] for subject in subjects for i in range(10)]
+    sequence = order("dfs", prompts, [1] * 70, seed=1).sequence.tolist()
+    of_set = [request >= 30 for request in sequence]
+    assert sum(a != b for a, b in zip(of_set, of_set[1:], strict=False)) > 3  # not one by one
+    for subject in range(4):
+        places = [i for i, r in enumerate(sequence) if 30 + 10 * subject <= r < 40 + 10 * subject]
+        assert places == list(range(places[0], places[0] + 10))

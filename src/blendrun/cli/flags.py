@@ -46,7 +46,12 @@ Hardware = Annotated[
     str | None, _plan("hardware", "Hardware profile: a name, a TOML file, or auto.")
 ]
 PolicyFlag = Annotated[
-    str | None, _plan("policy", "blendserve, dfs, arrival or random.", "--policy")
+    str | None,
+    _plan("policy", "blend, blendserve, dfs, dfs-sets, arrival or random.", "--policy"),
+]
+Budget = Annotated[
+    str | None,
+    _plan("budget", "What a step's prefill is cut to: fixed tokens, or the job's ratio."),
 ]
 Cost = Annotated[str | None, _plan("cost", "Cost model: product, or paper for its formulas.")]
 Tp = Annotated[int | None, _plan("tp", "Tensor-parallel ranks.")]

@@ -11,6 +11,7 @@ from blendrun.cli.execute import execute
 from blendrun.cli.plan import plan
 from blendrun.cli.report import report
 from blendrun.cli.run import run
+from blendrun.cli.simulate import simulate
 from blendrun.errors import BackendError, BlendrunError, InputError
 
 USER_ERROR, RUN_FAILED = InputError.exit_code, BackendError.exit_code
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 app.command()(plan)
 app.command()(execute)
+app.command()(simulate)
 app.command()(report)
 app.command()(run)
 

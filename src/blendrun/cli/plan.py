@@ -22,6 +22,7 @@ def plan(
     tokenizer: flags.Tokenizer = None,
     hardware: flags.Hardware = None,
     policy: flags.PolicyFlag = None,
+    budget: flags.Budget = None,
     cost: flags.Cost = None,
     tp: flags.Tp = None,
     dp: flags.Dp = None,

@@ -13,7 +13,11 @@ from blendrun.units import format_count, format_seconds
 def print_report(report: Report, folder: Path) -> None:
     out = console()
     state = "complete" if report.manifest.is_complete else "NOT COMPLETE: figures so far"
-    about = f"{report.plan.model.name}, policy {report.plan.policy}, {state}"
+    environment = report.manifest.environment
+    policy = environment.get("policy", report.plan.policy)
+    if environment.get("simulated"):
+        state = f"simulated on {environment['hardware']['name']}, {state}"
+    about = f"{report.plan.model.name}, policy {policy}, {state}"
     out.print(f"{report.run_dir}: {about}", markup=False)
     out.print(figures([*_speed(report), *_sharing(report), *_optimum(report)]))
     if report.timeline.num_rows:

@@ -26,6 +26,7 @@ def run(
     model: flags.Model = None,
     hardware: flags.Hardware = None,
     policy: flags.PolicyFlag = None,
+    budget: flags.Budget = None,
     limit: flags.Limit = None,
     keep_sharing: flags.KeepSharing = None,
     prior_output_len: flags.PriorOutputLen = None,

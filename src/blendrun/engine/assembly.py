@@ -5,13 +5,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from blendrun import __version__
 from blendrun.cost.cost_model import CostModel
 from blendrun.cost.hardware import HardwareProfile
 from blendrun.cost.model_shape import ModelShape
+from blendrun.cost.step_prices import StepPrices
 from blendrun.data.model_files import ModelFiles, resolve_model
 from blendrun.data.results import ResultJournal
 from blendrun.data.tokenizer import PromptTokenizer
@@ -27,9 +27,10 @@ from blendrun.engine.torch_backend import TorchBackend
 from blendrun.engine.weights import load_weights
 from blendrun.errors import PlanError
 from blendrun.kernels.cpu.attention import CpuAttention
-from blendrun.schedule.admission import AdmissionQueue, QueueColumns, footprints
-from blendrun.schedule.batcher import Batcher, BatchLimits
+from blendrun.schedule.batcher import Batcher
 from blendrun.schedule.plan_file import Plan
+from blendrun.schedule.step.begin import BatchLimits
+from blendrun.schedule.step_job import batcher_job, steering
 from blendrun.tree.prefix_tree import Int32
 from blendrun.units import format_bytes
 
@@ -77,31 +78,23 @@ def assemble(
     pages = kv_memory.num_pages(
         requests, pending, settings.page_size, page_bytes, settings.kv_memory
     )
+    hardware = HardwareProfile.load("cpu")
+    shape = ModelShape.from_hf_config(files.config, plan.model.name)
+    cost = CostModel(shape, hardware)
+    batcher = _batcher(plan, settings, requests, pending, cost, pages)
     cache = PrefixCache(
         requests.tree,
-        pending,
         num_pages=pages,
         page_size=settings.page_size,
         max_seqs=settings.max_seqs,
         max_len=int((requests.prompt_len + requests.max_tokens)[pending].max()) + 1,
         share=settings.prefix_cache,
     )
-    too_large = _too_large(requests, pending, cache)
-    for request in too_large:
-        cache.forget(request)
-    batcher = Batcher(
-        _queue(plan, requests, pending[~np.isin(pending, too_large)], pages * settings.page_size),
-        cache,
-        requests.prompt_len,
-        BatchLimits(settings.chunk_size, settings.max_seqs),
-    )
     generations = Generations(
         requests, files.eos_token_ids, PromptTokenizer.from_folder(files.folder)
     )
     attention = CpuAttention()
     decoder = Decoder(config, load_weights(files.folder, config, dtype))
-    hardware = HardwareProfile.load("cpu")
-    shape = ModelShape.from_hf_config(files.config, plan.model.name)
     loop = RunLoop(
         requests,
         batcher,
@@ -109,12 +102,12 @@ def assemble(
         TorchBackend(decoder, attention, requests, generations, cache),
         generations,
         journal,
-        CostModel(shape, hardware),
+        cost,
         attempt=attempt,
         flush_interval_s=settings.flush_interval_s,
         on_step=on_step,
     )
-    for request in too_large:
+    for request in batcher.too_large.tolist():
         loop.fail(
             request,
             f"needs_more_memory: {kv_memory.longest_len(requests, request)} tokens with the "
@@ -136,31 +129,29 @@ def assemble(
         "max_seqs": settings.max_seqs,
         "prefix_cache": settings.prefix_cache,
         "policy": plan.policy,
+        "budget": plan.budget,
         "hardware": asdict(hardware),
         "model_shape": asdict(shape),
     }
     return Assembled(loop, environment)
 
 
-def _too_large(requests: EngineRequests, pending: Int32, cache: PrefixCache) -> list[int]:
-    """Pending requests that do not fit into all pages together with their whole output."""
-    longest = (requests.prompt_len + requests.max_tokens)[pending]
-    # a page holds at least one token of its own, so the others fit without a closer look
-    doubtful = pending[longest + 2 > cache.num_pages].tolist()
-    # one page of slack: a prompt that is cached whole recomputes its last token
-    return [
-        request
-        for request in doubtful
-        if cache.pages_for(request, 0, kv_memory.longest_len(requests, request)) + 1
-        > cache.num_pages
-    ]
-
-
-def _queue(
-    plan: Plan, requests: EngineRequests, pending: Int32, capacity_tokens: int
-) -> AdmissionQueue:
-    own_len = requests.tree.edge_len[requests.tree.leaf_node]
-    columns = QueueColumns(requests.density, footprints(own_len, requests.expected_output_len))
-    density = plan.times.density
-    root_density = float("inf") if density is None else density
-    return AdmissionQueue(pending, columns, root_density, capacity_tokens, plan.two_ended)
+def _batcher(
+    plan: Plan,
+    settings: ExecuteSettings,
+    requests: EngineRequests,
+    pending: Int32,
+    cost: CostModel,
+    pages: int,
+) -> Batcher:
+    job = batcher_job(
+        requests.tree,
+        pending,
+        requests.max_tokens,
+        requests.expected_output_len,
+        requests.learned,
+        cost,
+    )
+    limits = BatchLimits(pages, settings.page_size, settings.chunk_size, settings.max_seqs)
+    how = steering(plan.admission, plan.settings["budget"], cost, True, plan.settings["seed"])
+    return Batcher(job, limits, StepPrices.of(cost), how, settings.prefix_cache)

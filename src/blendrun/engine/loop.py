@@ -72,7 +72,7 @@ class RunLoop:
                 pass
         finally:
             self._flush()
-        self._cache.check_integrity()
+        self._cache.check_integrity(self._batcher.free_pages)
 
     def fail(self, request: int, error: str) -> None:
         """Answer a request that cannot run with an error row."""
@@ -80,17 +80,18 @@ class RunLoop:
 
     def _step(self) -> bool:
         begin = time.monotonic()
-        before = (self._batcher.counts.preemptions, self._batcher.counts.recomputed_tokens)
+        before = (self._batcher.preemptions, self._batcher.recomputed_tokens)
         batch = self._batcher.next_batch()
+        decided = time.monotonic()
         if batch is None:
             return False
+        self._cache.begin_step(batch)
         scheduled = time.monotonic()
         result = self._backend.run(batch)
         computed = time.monotonic()
         ended = self._commit(batch, result)
         end = time.monotonic()
-        counts = self._batcher.counts
-        left, right = self._batcher.side_counts()
+        batcher = self._batcher
         compute_s, memory_s = self._predict(batch)
         self._log.add(
             StepRecord(
@@ -100,17 +101,18 @@ class RunLoop:
                 step_s=end - begin,
                 prefill_tokens=batch.num_prefill_tokens,
                 decode_tokens=batch.num_decodes,
-                running=left + right,
-                running_left=left,
-                waiting=self._batcher.num_waiting,
+                running=batcher.num_running,
+                running_left=batcher.num_running - batcher.num_right,
+                waiting=batcher.num_waiting,
                 finished=ended,
-                pages_used=self._cache.used_pages,
-                pages_idle=self._cache.idle_pages,
+                pages_used=self._cache.num_pages - batcher.free_pages,
+                pages_idle=batcher.idle_pages,
                 num_pages=self._cache.num_pages,
-                preemptions=counts.preemptions - before[0],
-                recomputed_tokens=counts.recomputed_tokens - before[1],
+                preemptions=batcher.preemptions - before[0],
+                recomputed_tokens=batcher.recomputed_tokens - before[1],
                 predicted_compute_s=compute_s,
                 predicted_memory_s=memory_s,
+                decide_s=decided - begin,
                 schedule_s=(scheduled - begin) + (end - computed),
                 attention_s=result.attention_s,
                 model_s=result.model_s,
@@ -129,7 +131,7 @@ class RunLoop:
         finished[drew] = over
         self._ended += ended
         self._output_tokens += len(drew)
-        self._batcher.commit(batch, finished)
+        self._cache.free(self._batcher.commit(batch, finished))
         return len(ended)
 
     def _predict(self, batch: Batch) -> tuple[float, float]:

@@ -29,7 +29,7 @@ class PagePool:
         self._num_free -= count
         return self._free[self._num_free : self._num_free + count].copy()
 
-    def give_back(self, pages: list[int]) -> None:
+    def give_back(self, pages: Int32) -> None:
         end = self._num_free + len(pages)
         if end > self.num_pages:
             raise BackendError(f"{end} free pages in a pool of {self.num_pages}")

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.compute as pc
 
+from blendrun.schedule.lengths import COLUMN
 from blendrun.schedule.plan_file import StoredPlan
 from blendrun.tree.prefix_tree import Int32, Int64, PrefixTree
 
@@ -19,7 +21,7 @@ class EngineRequests:
     prompt_len: Int32
     max_tokens: Int32
     expected_output_len: Int32
-    density: npt.NDArray[np.float64]
+    learned: npt.NDArray[np.bool_]  # its length may be learned during the run
     temperature: npt.NDArray[np.float32]
     top_p: npt.NDArray[np.float32]
     top_k: Int32
@@ -42,7 +44,7 @@ class EngineRequests:
             prompt_len=column["prompt_len"],
             max_tokens=column["max_tokens"],
             expected_output_len=column["expected_output_len"],
-            density=column["density"],
+            learned=~_is_known(table, column["ignore_eos"] | ignore_eos),
             temperature=column["temperature"],
             top_p=column["top_p"],
             top_k=column["top_k"],
@@ -61,3 +63,9 @@ class EngineRequests:
         """Token ids of one prompt, as a view."""
         tokens, offsets = self.prompts
         return tokens[offsets[request] : offsets[request + 1]]
+
+
+def _is_known(table: pa.Table, ignore_eos: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Whose output length is stated: by the input, or because only `max_tokens` ends it."""
+    stated = np.asarray(pc.equal(table["length_from"], COLUMN))
+    return stated | ignore_eos

@@ -26,7 +26,8 @@ class StepRecord:
     recomputed_tokens: int  # after preemption
     predicted_compute_s: float
     predicted_memory_s: float
-    schedule_s: float  # batcher and bookkeeping
+    decide_s: float  # the batcher's decision, …
+    schedule_s: float  # … and all bookkeeping around the computation with it
     attention_s: float
     model_s: float
     sample_s: float

@@ -27,7 +27,9 @@ def run_optimum(stored: StoredPlan, manifest: Manifest, run_dir: Path) -> Optimu
         return None
     hardware = from_table(HardwareProfile, manifest.environment["hardware"], "manifest: hardware")
     shape = from_table(ModelShape, manifest.environment["model_shape"], "manifest: model_shape")
-    cost = CostModel(shape, hardware)
+    environment = manifest.environment
+    ranks = environment.get("dp", 1)
+    cost = CostModel(shape, hardware, environment.get("tp", 1), environment.get("cost", "product"))
     output_len = _output_lengths(stored, run_dir)
     tree = stored.tree
     priced = annotate(tree, output_len, cost)
@@ -35,7 +37,8 @@ def run_optimum(stored: StoredPlan, manifest: Manifest, run_dir: Path) -> Optimu
     shared_s = float(priced.compute_s[ROOT])
     own_len = tree.edge_len[tree.leaf_node]
     capacity = int(manifest.environment["kv_pages"]) * int(manifest.environment["page_size"])
-    steps = min_steps(own_len, output_len, capacity, cost)
+    # rank-seconds, as the metrics are
+    steps = ranks * min_steps(own_len, output_len, ranks * capacity, cost)
     return optimum(whole_s, float(priced.memory_s[ROOT]), steps, cost, whole_s - shared_s)
 
 

@@ -1,75 +1,84 @@
 """The batcher: continuous batching with chunked prefill, one decision per engine step.
 
-Pure bookkeeping over columns: it knows lengths, slots and page counts, no tokens and no tensors,
-so that the engine and a simulator run the same one. A step decodes every request that is ready,
-goes on with begun prefills, then admits from the queue while prefill tokens and pages are left.
+The decision is compiled (`schedule.step`); this is its handle. Pure bookkeeping over columns: it
+knows lengths, slots and page counts, no tokens and no tensors, so that the engine and the
+simulator run the same one.
 """
-
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from blendrun.cost.step_prices import StepPrices
 from blendrun.errors import BackendError
-from blendrun.schedule.admission import AdmissionQueue, Side
-from blendrun.schedule.batch import Batch, KVCache
-from blendrun.tree.prefix_tree import Int32, Int64
-
-_FREE = -1
-_WATERMARK_FRAC = 0.01  # pages left free for running decodes when a request is admitted, …
-_RECOVERY_FRAC = 0.10  # … and while preempted ones wait, so that they are not preempted again
-
-
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
-    chunk_size: int  # prefill tokens of a step at most
-    max_seqs: int  # running requests at most
-
-
-@dataclass(slots=True)
-class BatcherCounts:
-    """What happened so far; tokens of prompts and, after preemption, of outputs too."""
-
-    preemptions: int = 0
-    recomputed_tokens: int = 0
+from blendrun.schedule.batch import Batch, Freed
+from blendrun.schedule.step.admit import too_large
+from blendrun.schedule.step.begin import BatcherJob, BatchLimits, Steering, new_state
+from blendrun.schedule.step.decide import OVER, STUCK, TOO_LARGE, commit, decide
+from blendrun.schedule.step.state import State
+from blendrun.schedule.step.steering import begin, refreshed
+from blendrun.tree.prefix_tree import Int32
 
 
 class Batcher:
-    """Runs the requests of `queue` through slots 0 to `max_seqs` - 1.
+    """Runs the requests of a job through slots 0 to `max_seqs` - 1.
 
-    `next_batch` → the backend computes it → `commit`, until `next_batch` gives None.
+    `next_batch` → the backend computes it → `commit`, until `next_batch` gives None. Requests that
+    do not fit into the pages even alone are left out: `too_large` names them.
     """
 
     def __init__(
-        self, queue: AdmissionQueue, cache: KVCache, prompt_len: Int32, limits: BatchLimits
+        self,
+        job: BatcherJob,
+        limits: BatchLimits,
+        prices: StepPrices,
+        how: Steering,
+        share: bool = True,
     ) -> None:
-        """`prompt_len`: tokens of each request, [N] by request number."""
-        self._queue, self._cache, self._limits = queue, cache, limits
-        self._known_len = prompt_len.astype(np.int32)  # [N] prompt and generated tokens
-        self._computed_before = np.zeros(len(prompt_len), np.int32)  # [N] lost by preemption
-        self.num_cached = np.full(len(prompt_len), -1, np.int32)  # [N] at first admission
-        self._request = np.full(limits.max_seqs, _FREE, np.int32)  # [slots]
-        self._computed = np.zeros(limits.max_seqs, np.int32)  # [slots] tokens with K and V
-        self._decoding = np.zeros(limits.max_seqs, np.bool_)  # [slots] all known tokens but one
-        self._age = np.zeros(limits.max_seqs, np.int64)  # [slots] admission number
-        self._side = np.zeros(limits.max_seqs, np.int8)  # [slots]
-        self._num_admitted = 0
-        self._step = 0
-        self.counts = BatcherCounts()
+        """`share=False` gives every request pages of its own for all of its tokens."""
+        state = new_state(job, limits, prices, how, share)
+        self.too_large: Int32 = too_large(state, np.array(job.order, np.int32))
+        if len(self.too_large):
+            job = job.without(self.too_large)
+            state = new_state(job, limits, prices, how, share)
+        self._order = np.array(job.order, np.int32)
+        self.state: State = begin(state, self._order)
 
     @property
     def num_running(self) -> int:
-        return int((self._request != _FREE).sum())
+        return int(self.state.counts["num_running"])
 
     @property
     def num_waiting(self) -> int:
-        return self._queue.num_waiting
+        return int(self.state.counts["num_waiting"])
 
-    def side_counts(self) -> tuple[int, int]:
-        """Running requests from the left and from the right end."""
-        running = self._side[self._request != _FREE]
-        right = int(running.sum())
-        return len(running) - right, right
+    @property
+    def num_right(self) -> int:
+        """Running requests that came from the right."""
+        return int(self.state.counts["num_right"])
+
+    @property
+    def preemptions(self) -> int:
+        """How often a request was sent back so far."""
+        return int(self.state.counts["preemptions"])
+
+    @property
+    def recomputed_tokens(self) -> int:
+        """Tokens of prompts and outputs that preemption made necessary again so far."""
+        return int(self.state.counts["recomputed"])
+
+    @property
+    def free_pages(self) -> int:
+        return int(self.state.counts["free_pages"])
+
+    @property
+    def idle_pages(self) -> int:
+        """Pages kept for waiting requests only."""
+        return int(self.state.counts["idle_pages"])
+
+    @property
+    def num_cached(self) -> Int32:
+        """Prompt tokens that were there when a request first came in, [N]; -1 before."""
+        return self.state.requests.num_cached
 
     def next_batch(self) -> Batch | None:
         """The next step, or None when nothing runs and nothing waits.
@@ -77,130 +86,49 @@ class Batcher:
         Raises:
             BackendError: requests wait but none can make progress.
         """
-        self._cache.begin_step()
-        decodes = self._decodes_with_pages()
-        num_tokens = len(decodes)
-        self._cache.extend_decodes(decodes, self._computed[decodes])
-        chunks: list[tuple[int, int]] = []  # slot, tokens
-        budget = self._limits.chunk_size
-        for slot in self._prefilling():
-            budget, num_tokens = self._prefill(int(slot), budget, num_tokens, chunks)
-        while budget > 0:
-            admitted = self._admit()
-            if admitted is None:
-                break
-            budget, num_tokens = self._prefill(admitted, budget, num_tokens, chunks)
-        if not num_tokens:
-            if self.num_running or self._queue.num_waiting:
-                raise BackendError(
-                    f"no progress: {self.num_running} running, {self._queue.num_waiting} waiting, "
-                    f"{self._cache.available_pages()} of {self._cache.num_pages} KV pages to be had"
-                )
+        self.state = refreshed(self.state, self._order)
+        status = decide(self.state)
+        if status == OVER:
             return None
-        self._step += 1
-        return self._batch(decodes, chunks)
+        if status == TOO_LARGE:
+            raise BackendError("one request alone does not fit into the KV pages")
+        if status == STUCK:
+            raise BackendError(
+                f"no progress: {self.num_running} running, {self.num_waiting} waiting, "
+                f"{self.free_pages + self.idle_pages} of {self.state.limits['num_pages']} "
+                "KV pages to be had"
+            )
+        return self._batch()
 
-    def commit(self, batch: Batch, finished: npt.NDArray[np.bool_]) -> None:
+    def commit(self, batch: Batch, finished: npt.NDArray[np.bool_]) -> Freed:
         """Take over that `batch` was computed.
 
         Args:
             batch: the last one from `next_batch`.
             finished: [S] the sequence is over; every other one that had logits got a token.
         """
-        self._computed[batch.slot] += batch.num_tokens
-        self._decoding[batch.slot] = batch.needs_logits
-        grown = batch.request[batch.needs_logits & ~finished]
-        self._known_len[grown] += 1
-        for i in np.flatnonzero(finished):
-            self._leave(int(batch.slot[i]), finished=True)
+        commit(self.state, finished)
+        return Freed(batch.slot[finished], self._dropped())
 
-    def _decodes_with_pages(self) -> Int64:
-        """Slots that decode in this step, in slot order; preempts until their pages are there."""
-        while True:
-            running = np.flatnonzero(self._request != _FREE)
-            slots: Int64 = running[self._decoding[running]]
-            need = self._cache.decode_pages(slots, self._computed[slots])
-            if need <= self._cache.available_pages():
-                return slots
-            if len(running) == 1:
-                raise BackendError("one request alone does not fit into the KV pages")
-            self._preempt(int(running[np.argmax(self._victim_rank(running))]))
+    def _batch(self) -> Batch:
+        step, slots, counts = self.state.step, self.state.slots, self.state.counts
+        slot = step.slot[: counts["num_batch"]].copy()
+        num_tokens = step.num_tokens[: counts["num_batch"]].copy()
+        request, start = slots.request[slot], slots.computed[slot]
+        new_slot = step.admitted[: counts["num_admits"]].copy()
+        return Batch(
+            int(counts["step"]),
+            slot,
+            request,
+            start,
+            num_tokens,
+            start + num_tokens == self.state.requests.known_len[request],
+            int(counts["num_decodes"]),
+            Freed(step.preempted[: counts["num_preempts"]].copy(), self._dropped()),
+            new_slot,
+            slots.request[new_slot],
+            slots.own_start[new_slot],
+        )
 
-    def _victim_rank(self, running: Int64) -> Int64:
-        """The youngest request that did not come from the left goes first, then the youngest."""
-        return self._age[running] + self._side[running].astype(np.int64) * (self._num_admitted + 1)
-
-    def _preempt(self, slot: int) -> None:
-        request = int(self._request[slot])
-        self.counts.preemptions += 1
-        self._computed_before[request] = max(self._computed_before[request], self._computed[slot])
-        self._leave(slot, finished=False)
-
-    def _leave(self, slot: int, finished: bool) -> None:
-        side, request = self._slot_side(slot), int(self._request[slot])
-        self._cache.release(slot, finished)
-        self._request[slot] = _FREE
-        if finished:
-            self._queue.finish(side, request)
-        else:
-            self._queue.put_back(side, request)
-
-    def _slot_side(self, slot: int) -> Side:
-        return 1 if self._side[slot] else 0
-
-    def _prefilling(self) -> Int64:
-        """Slots with known tokens still to compute, oldest first."""
-        slots = np.flatnonzero((self._request != _FREE) & ~self._decoding)
-        return slots[np.argsort(self._age[slots])]
-
-    def _prefill(
-        self, slot: int, budget: int, num_tokens: int, chunks: list[tuple[int, int]]
-    ) -> tuple[int, int]:
-        """Schedule the next chunk of `slot`; what is left of the budget, tokens of the batch."""
-        request, start = int(self._request[slot]), int(self._computed[slot])
-        chunk = min(budget, int(self._known_len[request]) - start)
-        if chunk <= 0:
-            return budget, num_tokens
-        self._cache.extend(slot, start, start + chunk, num_tokens)
-        again = min(int(self._computed_before[request]), start + chunk) - start
-        self.counts.recomputed_tokens += max(again, 0)
-        chunks.append((slot, chunk))
-        return budget - chunk, num_tokens + chunk
-
-    def _admit(self) -> int | None:
-        """Admit the next request that fits; its slot."""
-        free = np.flatnonzero(self._request == _FREE)
-        if not len(free):
-            return None
-        for side, request in self._queue.candidates():
-            known_len = int(self._known_len[request])
-            match = self._cache.match(request, known_len)
-            if match.is_being_filled or not self._fits(request, match.cached_len, known_len):
-                continue
-            slot = int(free[0])
-            self._queue.pop(side)
-            cached = self._cache.acquire(slot, request, known_len)
-            self._request[slot], self._computed[slot] = request, cached
-            self._side[slot], self._decoding[slot] = side, False
-            self._age[slot] = self._num_admitted
-            self._num_admitted += 1
-            if self.num_cached[request] < 0:
-                self.num_cached[request] = cached
-            return slot
-        return None
-
-    def _fits(self, request: int, cached_len: int, known_len: int) -> bool:
-        need = self._cache.admission_pages(request, cached_len, known_len)
-        spare = 0.0
-        if self.num_running:
-            frac = _RECOVERY_FRAC if self._queue.num_preempted else _WATERMARK_FRAC
-            spare = frac * self._cache.num_pages
-        return need + spare <= self._cache.available_pages()
-
-    def _batch(self, decodes: Int64, chunks: list[tuple[int, int]]) -> Batch:
-        prefills = np.array(chunks, np.int32).reshape(-1, 2)
-        slot = np.concatenate([decodes.astype(np.int32), prefills[:, 0]])
-        num_tokens = np.concatenate([np.ones(len(decodes), np.int32), prefills[:, 1]])
-        request, start = self._request[slot], self._computed[slot]
-        needs_logits = start + num_tokens == self._known_len[request]
-        return Batch(self._step, slot, request, start, num_tokens, needs_logits, len(decodes))
+    def _dropped(self) -> Int32:
+        return self.state.step.dropped[: self.state.counts["num_dropped"]].copy()

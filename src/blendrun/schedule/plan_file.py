@@ -27,7 +27,7 @@ from blendrun.tree.prefix_tree import PrefixTree
 from blendrun.tree.store import PLAN_AGAIN, read_tree
 
 FORMAT = "blendrun-plan"
-VERSION = 1
+VERSION = 2
 REQUESTS_FILE = "requests.parquet"
 TREE_FILE = "tree.parquet"
 REJECTED_FILE = "rejected.parquet"
@@ -89,7 +89,8 @@ class Plan:
     hardware: str
     hardware_reason: str
     policy: str
-    two_ended: bool
+    admission: str  # how the batcher takes requests: one list, two-ended, two lists
+    budget: str  # of prefill in a step: fixed, or the ratio of compute to KV reads
     tp: int
     dp: int
     cost: str

@@ -56,7 +56,10 @@ def make_plan(
         job = _read_job(prompts, settings.value, model, cost, folder, progress)
         progress("order", 0, 1)
         wanted = OrderSettings(
-            settings.value.seed, settings.value.keep_sharing, job.everything_fits
+            settings.value.seed,
+            settings.value.keep_sharing,
+            job.everything_fits,
+            job.kv_capacity_tokens,
         )
         order = order_requests(settings.value.policy, job.tree, job.annotate, wanted)
         plan = describe(job, order, model, settings)
@@ -115,7 +118,7 @@ def _write_sidecars(folder: Path, job: PricedJob, order: Order, plan: Plan) -> N
         "expected_output_len": job.output_len,
         "length_from": pa.array(job.length_from.tolist(), pa.string()),
         "density": density,
-        # the lists of an online batcher: left at or above the root's density, right the rest
+        # where a request would wait if lengths were as expected: left at the root's density or above
         "is_left": density >= priced.root_density,
     }
     requests = job.rows.requests

@@ -7,7 +7,8 @@ from blendrun.data.columns import ColumnNames
 from blendrun.data.sampling import SamplingParams
 from blendrun.errors import InputError
 
-Policy = Literal["blendserve", "dfs", "arrival", "random"]
+Policy = Literal["blend", "blendserve", "dfs", "dfs-sets", "arrival", "random"]
+Budget = Literal["auto", "fixed", "ratio"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,8 @@ class PlanSettings:
     model: str
     tokenizer: str | None = None  # folder or id; only for model shapes that come without one
     hardware: str = "auto"
-    policy: Policy = "blendserve"
+    policy: Policy = "blend"
+    budget: Budget = "auto"
     cost: Literal["product", "paper"] = "product"
     tp: int = 1
     dp: int = 1

@@ -19,6 +19,7 @@ from blendrun.schedule.plan_file import Plan, PlanCounts, PlanTimes
 from blendrun.schedule.plan_model import PlannedModel
 from blendrun.schedule.priced_job import PricedJob
 from blendrun.schedule.settings import PlanSettings
+from blendrun.schedule.step_job import steering
 from blendrun.tree.sharing import computed_prompt_tokens
 from blendrun.units import count_of
 
@@ -49,7 +50,8 @@ def describe(
         hardware=job.cost.hardware.name,
         hardware_reason=job.cost.hardware.reason,
         policy=wanted.policy,
-        two_ended=order.two_ended,
+        admission=order.admission,
+        budget=steering(order.admission, wanted.budget, job.cost, True).budget,
         tp=wanted.tp,
         dp=wanted.dp,
         cost=wanted.cost,

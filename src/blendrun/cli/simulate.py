@@ -1,0 +1,82 @@
+"""`blendrun simulate`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from blendrun.cli import flags
+from blendrun.cli.output import stdout_may_close
+from blendrun.cli.progress import StageProgress
+from blendrun.cli.simulate_table import print_outcomes, print_points
+from blendrun.config import resolve
+from blendrun.engine.simulated_job import SimulateOptions
+from blendrun.report.simulate import Simulation, simulate_policies, simulate_what_if
+
+
+def simulate(
+    plan: Annotated[Path, typer.Argument(help="A plan.")],
+    hardware: flags.Hardware = None,
+    tp: flags.Tp = None,
+    dp: flags.Dp = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="A policy, several with commas, or all (default: the plan's)."),
+    ] = None,
+    budget: flags.Budget = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            help="What the batcher knows of output lengths: exact, static (means of a sample), "
+            "survival (learned during the run) or auto (stated ones are known, others learned)."
+        ),
+    ] = None,
+    overlap: Annotated[
+        bool | None,
+        typer.Option(
+            "--overlap/--no-overlap",
+            help="Engine that overlaps compute and memory inside a step (default: yes).",
+        ),
+    ] = None,
+    price_per_gpu_hour: Annotated[
+        list[str] | None,
+        typer.Option(help="Price of a device hour: 2.50, or h200=3.80; may be given several times."),
+    ] = None,
+    what_if: Annotated[
+        str | None,
+        typer.Option(help="Grid of machines: 'hardware=a100-80gb-sxm,h200 tp=1,2,4 dp=1..8'."),
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the simulated runs (default: NAME.sim).")
+    ] = None,
+    chunk_log: Annotated[
+        Path | None, typer.Option(help="Folder for what happened, chunk by chunk.")
+    ] = None,
+    chunk_size: flags.ChunkSize = None,
+    max_seqs: flags.MaxSeqs = None,
+    page_size: flags.PageSize = None,
+    seed: flags.Seed = None,
+) -> None:
+    """What would this job take, on this machine or another, in which order, at what price?"""
+    given: dict[str, Any] = {
+        "budget": budget,
+        "lengths": lengths,
+        "overlaps": overlap,
+        "dp": dp,
+        "seed": seed,
+        "page_size": page_size,
+        "chunk_size": chunk_size,
+        "max_seqs": max_seqs,
+    }
+    options = resolve(SimulateOptions, given, {}, "flags").value
+    wanted = Simulation.open(plan, options, hardware, tp, dp, price_per_gpu_hour or [])
+    with StageProgress() as progress:
+        if what_if is not None:
+            points = simulate_what_if(wanted, what_if, policy, run_dir, progress)
+        else:
+            outcomes = simulate_policies(wanted, policy, run_dir, chunk_log, progress)
+    with stdout_may_close():
+        if what_if is not None:
+            print_points(points)
+        else:
+            print_outcomes(outcomes)

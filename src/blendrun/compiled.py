@@ -1,0 +1,42 @@
+"""`@compiled`: numba functions whose cache on disk follows the whole package's source.
+
+numba's own cache looks at the file of the function alone, so a changed callee in another file
+would leave a stale caller; and it lies beside the source, where an installation may be read-only.
+Here the cache folder is named after a hash of every file that holds compiled code.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import numba
+from numba.core import config
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile at first call, or load what an earlier process compiled."""
+    before = config.CACHE_DIR  # type: ignore[attr-defined]
+    config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined]
+    try:
+        made: Callable[P, R] = numba.njit(cache=True, error_model="numpy")(function)
+    finally:
+        config.CACHE_DIR = before  # type: ignore[attr-defined]
+    return made
+
+
+@cache
+def _cache_folder() -> Path:
+    package = Path(__file__).parent
+    digest = hashlib.sha256(numba.__version__.encode())
+    for path in sorted(package.glob("*/**/*.py")):
+        source = path.read_bytes()
+        if b"compiled" in source:
+            digest.update(path.name.encode() + source)
+    root = Path(os.environ.get("BLENDRUN_CACHE_DIR") or Path.home() / ".cache" / "blendrun")
+    return root / "compiled" / digest.hexdigest()[:12]

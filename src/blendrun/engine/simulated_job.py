@@ -1,0 +1,239 @@
+"""A job in virtual time: one policy on one machine, all of its ranks, and how near to the optimum.
+
+The batcher is the engine's. What it knows of output lengths is a choice: the truth, the mean of a
+sample, or nothing but what it learns while it runs.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from blendrun.cost.cost_model import CostModel
+from blendrun.cost.optimum import Optimum, min_steps, optimum
+from blendrun.cost.step_prices import StepPrices
+from blendrun.engine.simulation import (
+    PAGES,
+    PREFILL,
+    RUNNING,
+    SECONDS,
+    Machine,
+    Simulated,
+    simulate,
+)
+from blendrun.errors import CapacityError
+from blendrun.schedule.orders import Order, OrderSettings, order_requests
+from blendrun.schedule.partition import partition
+from blendrun.schedule.step.begin import BatchLimits, new_state, sampled
+from blendrun.schedule.step.steering import begin
+from blendrun.schedule.step_job import batcher_job, steering
+from blendrun.tree.annotate import Annotations, annotate
+from blendrun.tree.prefix_tree import ROOT, Int32, PrefixTree
+from blendrun.tree.strata import top_subtrees
+
+Lengths = Literal["auto", "exact", "static", "survival"]
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedJob:
+    """N requests whose output lengths the simulation knows, and the batcher may not."""
+
+    tree: PrefixTree  # not split
+    output_len: Int32  # [N] true
+    max_output: Int32  # [N]
+    prior: Int32  # [N] what a plan expects that knows nothing
+    stated: npt.NDArray[np.bool_]  # [N] the input says how long the output will be
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateOptions:
+    """What a person can choose. Defaults stand here and nowhere else."""
+
+    policy: str = "blend"
+    budget: Literal["auto", "fixed", "ratio"] = "auto"
+    lengths: Lengths = "auto"  # stated ones are known, others learned
+    overlaps: bool = True  # False: an engine that runs its operators one after the other
+    dp: int = 1
+    seed: int = 0
+    page_size: int | None = None  # tokens; None: 16, and 1 for the paper's cost model
+    chunk_size: int | None = None  # None: the hardware profile's limit
+    max_seqs: int = 4096
+    keep_sharing: float = 0.99
+    length_factor: float = 1.0  # what the batcher believes, over the truth, with exact lengths
+    price_factor: float = 1.0  # of compute seconds, likewise
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A simulated run of `dp` ranks, which all start at once."""
+
+    options: SimulateOptions
+    cost: CostModel
+    budget: str  # fixed or ratio
+    ranks: tuple[Simulated, ...]
+    parts: tuple[Int32, ...]  # requests of each rank
+    order: Order
+    optimum: Optimum  # for one rank that does everything
+    prompt_tokens: int
+    output_tokens: int
+    unique_tokens: int
+
+    @property
+    def seconds(self) -> float:
+        return max(rank.seconds for rank in self.ranks)
+
+    @property
+    def ideal_frac(self) -> float:
+        return self.optimum.ideal_s / len(self.ranks) / self.seconds
+
+    @property
+    def practical_frac(self) -> float:
+        return self.optimum.practical_s / len(self.ranks) / self.seconds
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Input and output tokens over wall time."""
+        return (self.prompt_tokens + self.output_tokens) / self.seconds
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that were prefilled, recomputed ones too."""
+        return int(sum(rank.steps[:, PREFILL].sum() for rank in self.ranks))
+
+    @property
+    def sharing_kept(self) -> float:
+        """Prompt tokens not computed, over those that need not be computed; 1 without sharing."""
+        possible = self.prompt_tokens - self.unique_tokens
+        return (self.prompt_tokens - self.computed_tokens) / possible if possible else 1.0
+
+    @property
+    def preemptions(self) -> int:
+        return int(sum(rank.state.counts["preemptions"] for rank in self.ranks))
+
+    @property
+    def recomputed_tokens(self) -> int:
+        return int(sum(rank.state.counts["recomputed"] for rank in self.ranks))
+
+    @property
+    def mean_running(self) -> float:
+        """Requests at once on one rank, averaged over time."""
+        return self._mean(RUNNING)
+
+    @property
+    def mean_page_use_frac(self) -> float:
+        return self._mean(PAGES) / float(self.ranks[0].state.limits["num_pages"])
+
+    def _mean(self, column: int) -> float:
+        steps = np.concatenate([rank.steps for rank in self.ranks])
+        return float(steps[:, column] @ steps[:, SECONDS] / steps[:, SECONDS].sum())
+
+    @property
+    def num_devices(self) -> int:
+        return self.cost.tp * len(self.ranks)
+
+
+def simulate_job(
+    job: SimulatedJob, cost: CostModel, options: SimulateOptions, keep_chunks: bool = False
+) -> Outcome:
+    """Run `job` under one policy.
+
+    Raises:
+        CapacityError: a request does not fit into KV memory alone.
+        InputError: a setting is not usable.
+    """
+    output_len, max_output = _convention(job, cost)
+    planned, learned = _planned(job, options, output_len)
+    paper = cost.flavour == "paper"
+    page_size = options.page_size or (1 if paper else 16)
+    pages = cost.kv_capacity_tokens // page_size
+    true_prices = annotate(job.tree, job.output_len, cost)
+    order = order_requests(
+        options.policy,
+        job.tree,
+        lambda tree: annotate(tree, planned, cost),
+        OrderSettings(options.seed, options.keep_sharing, False, cost.kv_capacity_tokens),
+    )
+    how = steering(
+        order.admission, options.budget, cost, bool(learned.any()), options.seed
+    )
+    hardware = cost.hardware
+    limits = BatchLimits(
+        pages,
+        page_size,
+        options.chunk_size or hardware.chunk_limit,
+        options.max_seqs,
+        hardware.gemm_tile,
+    )
+    machine = Machine.of(cost, options.overlaps)
+    prices = StepPrices.of(cost).scaled(options.price_factor)
+    parts = _parts(order, job.tree, true_prices, options.dp)
+    ranks = []
+    for part in parts:
+        rank_job = batcher_job(order.tree, part, max_output, planned, learned, cost)
+        state = begin(new_state(rank_job, limits, prices, how), part)
+        ranks.append(simulate(state, part, output_len, machine, keep_chunks))
+    return Outcome(
+        options,
+        cost,
+        how.budget,
+        tuple(ranks),
+        tuple(parts),
+        order,
+        job_optimum(job, cost, true_prices, options.dp),
+        job.tree.num_prompt_tokens,
+        int(job.output_len.sum(dtype=np.int64)),
+        job.tree.num_unique_tokens,
+    )
+
+
+def job_optimum(job: SimulatedJob, cost: CostModel, priced: Annotations, dp: int) -> Optimum:
+    """The bounds of the job for one rank; `dp` ranks divide them and add up their memory."""
+    tree = job.tree
+    longest = int((tree.prompt_len + job.output_len).max(initial=0))
+    if longest > cost.kv_capacity_tokens:
+        raise CapacityError(
+            f"the longest request has {longest} tokens, the KV memory of {cost.hardware.name} "
+            f"holds {cost.kv_capacity_tokens}",
+            "take more ranks (--tp) or hardware with more memory",
+        )
+    whole_s = float(cost.compute_s(tree.prompt_len, job.output_len).sum())
+    shared_s, memory_s = float(priced.compute_s[ROOT]), float(priced.memory_s[ROOT])
+    own_len = tree.edge_len[tree.leaf_node]
+    capacity = cost.kv_capacity_tokens * dp
+    steps = min_steps(own_len, job.output_len, capacity, cost)
+    return optimum(whole_s, memory_s, steps * dp, cost, whole_s - shared_s)
+
+
+def _convention(job: SimulatedJob, cost: CostModel) -> tuple[Int32, Int32]:
+    """Output tokens as the batcher counts them: the paper's prefill step makes no token."""
+    extra = 1 if cost.flavour == "paper" else 0
+    return (job.output_len + extra).astype(np.int32), (job.max_output + extra).astype(np.int32)
+
+
+def _planned(
+    job: SimulatedJob, options: SimulateOptions, output_len: Int32
+) -> tuple[Int32, npt.NDArray[np.bool_]]:
+    """What the batcher believes of output lengths, and whether it may learn better."""
+    n = len(output_len)
+    if options.lengths in ("auto", "survival"):
+        learned = ~job.stated if options.lengths == "auto" else np.ones(n, bool)
+        return np.where(learned, job.prior, output_len).astype(np.int32), learned
+    nothing = np.zeros(n, bool)
+    if options.lengths == "exact":
+        believed = np.maximum(output_len * options.length_factor, 1)
+        return np.rint(believed).astype(np.int32), nothing
+    stratum, _ = top_subtrees(job.tree)
+    sample = sampled(np.arange(n, dtype=np.int32), stratum, options.seed)
+    total = np.bincount(stratum[sample], output_len[sample])
+    mean = total / np.maximum(np.bincount(stratum[sample]), 1)
+    return np.rint(mean[stratum]).astype(np.int32), nothing
+
+
+def _parts(order: Order, tree: PrefixTree, priced: Annotations, dp: int) -> list[Int32]:
+    sequence = np.ascontiguousarray(order.sequence)
+    if dp == 1:
+        return [sequence]
+    return partition(
+        sequence, priced.request_compute_s, priced.request_memory_s, priced.root_density, dp
+    )

@@ -1,0 +1,125 @@
+"""The run folder of a simulated run: steps and lengths, no texts, so that `report` can read it."""
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from blendrun import __version__
+from blendrun.data.answers import ANSWER_SCHEMA
+from blendrun.data.results import ResultJournal
+from blendrun.engine import simulation as log
+from blendrun.engine.run_dir import MANIFEST_FILE, Attempt, Manifest, read_manifest, write_manifest
+from blendrun.engine.simulated_job import Outcome, SimulatedJob
+from blendrun.engine.step_log import STEP_SCHEMA
+from blendrun.errors import InputError
+from blendrun.schedule.plan_file import StoredPlan
+
+
+def write_simulated_run(
+    run_dir: Path, stored: StoredPlan, job: SimulatedJob, outcome: Outcome
+) -> None:
+    """Write `outcome` as a complete run; each rank is an attempt, so their seconds add up.
+
+    Raises:
+        InputError: the folder holds a run that was not simulated.
+    """
+    before = read_manifest(run_dir)
+    if before is not None and not before.environment.get("simulated"):
+        raise InputError(f"{run_dir} holds a real run", "give another --run-dir")
+    for name in (MANIFEST_FILE, "parts/*.parquet", "steps/*.parquet"):
+        for path in run_dir.glob(name):
+            path.unlink()
+    cost, options = outcome.cost, outcome.options
+    row = stored.requests["row"].to_numpy()[np.argsort(stored.requests["request"].to_numpy())]
+    with ResultJournal(run_dir) as journal:
+        for rank, (simulated, part) in enumerate(zip(outcome.ranks, outcome.parts, strict=True)):
+            cached = np.maximum(simulated.state.requests.num_cached[part], 0)
+            prompt_len = job.tree.prompt_len[part]
+            journal.append(_answers(row[part], prompt_len, cached, job.output_len[part]))
+            journal.append_steps(_steps(simulated.steps, rank + 1, simulated.state.limits))
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    limits = outcome.ranks[0].state.limits
+    environment = {
+        "simulated": True,
+        "blendrun": __version__,
+        "policy": options.policy,
+        "budget": outcome.budget,
+        "lengths": options.lengths,
+        "overlaps": options.overlaps,
+        "tp": cost.tp,
+        "dp": len(outcome.ranks),
+        "cost": cost.flavour,
+        "kv_pages": int(limits["num_pages"]),
+        "page_size": int(limits["page_size"]),
+        "chunk_size": int(limits["chunk_size"]),
+        "max_seqs": int(limits["max_seqs"]),
+        "hardware": cost.hardware.to_table(),
+        "model_shape": asdict(cost.shape),
+    }
+    attempts = tuple(
+        Attempt(started, 0.0, simulated.seconds, simulated.seconds) for simulated in outcome.ranks
+    )
+    manifest = Manifest.new(stored.path, {"job_id": stored.plan.job_id})
+    write_manifest(
+        run_dir,
+        Manifest(
+            manifest.format,
+            manifest.version,
+            manifest.plan,
+            manifest.identity,
+            environment,
+            attempts,
+            True,
+        ),
+    )
+
+
+def _answers(
+    row: np.ndarray[tuple[int], np.dtype[np.int64]],
+    prompt_len: np.ndarray[tuple[int], np.dtype[np.int32]],
+    cached: np.ndarray[tuple[int], np.dtype[np.int32]],
+    output_len: np.ndarray[tuple[int], np.dtype[np.int32]],
+) -> pa.Table:
+    columns = {field.name: pa.nulls(len(row), field.type) for field in ANSWER_SCHEMA}
+    columns |= {
+        "row": pa.array(row, pa.int64()),
+        "status": pa.array(["ok"] * len(row)),
+        "finish_reason": pa.array(["length"] * len(row)),
+        "num_prompt_tokens": pa.array(prompt_len),
+        "num_cached_tokens": pa.array(cached),
+        "num_output_tokens": pa.array(output_len.astype(np.int32)),
+    }
+    return pa.table(columns, schema=ANSWER_SCHEMA)
+
+
+def _steps(steps: np.ndarray, attempt: int, limits: np.void) -> pa.Table:
+    whole = steps.astype(np.int64)
+    zeros = np.zeros(len(steps))
+    columns = {
+        "attempt": np.full(len(steps), attempt),
+        "step": np.arange(1, len(steps) + 1),
+        "start_s": steps[:, log.START],
+        "step_s": steps[:, log.SECONDS],
+        "prefill_tokens": whole[:, log.PREFILL],
+        "decode_tokens": whole[:, log.DECODE],
+        "running": whole[:, log.RUNNING],
+        "running_left": whole[:, log.RUNNING_LEFT],
+        "waiting": whole[:, log.WAITING],
+        "finished": whole[:, log.FINISHED],
+        "pages_used": whole[:, log.PAGES],
+        "pages_idle": whole[:, log.IDLE],
+        "num_pages": np.full(len(steps), int(limits["num_pages"])),
+        "preemptions": whole[:, log.PREEMPTED],
+        "recomputed_tokens": whole[:, log.RECOMPUTED],
+        "predicted_compute_s": steps[:, log.COMPUTE],
+        "predicted_memory_s": steps[:, log.MEMORY],
+        "decide_s": zeros,
+        "schedule_s": zeros,
+        "attention_s": zeros,
+        "model_s": steps[:, log.SECONDS],
+        "sample_s": zeros,
+    }
+    return pa.table(columns, schema=STEP_SCHEMA)

@@ -1,0 +1,177 @@
+"""Run a batcher in virtual time: the same decisions as the engine's, priced instead of computed.
+
+The loop is compiled whole, so a hundred thousand requests take seconds. Knows no tokens: an output
+ends after the number of tokens it is told.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from blendrun.compiled import compiled
+from blendrun.cost.cost_model import CostModel
+from blendrun.cost.step_prices import StepPrices
+from blendrun.errors import BackendError
+from blendrun.schedule.step.decide import OVER, READY, commit, decide, must_refresh
+from blendrun.schedule.step.state import State
+from blendrun.schedule.step.steering import refreshed
+from blendrun.tree.annotate import Float64
+from blendrun.tree.prefix_tree import Int32, Int64
+
+_LOG_STEPS, _LOG_CHUNKS = 1 << 16, 1 << 18
+_MOST_TOKENS = 8192  # beyond, a step touches all weights
+_PAUSE = -1  # the loop wants new log space or a refresh
+
+# columns of the step log
+(START, SECONDS, COMPUTE, MEMORY, PREFILL, DECODE, RUNNING, RUNNING_LEFT, WAITING, FINISHED, PAGES,
+ IDLE, PREEMPTED, RECOMPUTED) = range(14)  # fmt: skip
+NUM_COLUMNS = 14
+
+
+class Machine(NamedTuple):
+    """Figures that price a step, beside `StepPrices`."""
+
+    token_s: float
+    pair_s: float
+    head_s: float
+    decode_s: float
+    context_s: float
+    weight_s: Float64  # [T] reading the weights that a step over so many tokens touches
+    floor_exponent: float  # how weight reading combines with compute; inf: the larger counts
+    overlap_exponent: float  # 1: compute and memory time add up
+    overhead_s: float
+    tile: int
+    collective_s: float  # per token of the step, …
+    latency_s: float  # … and once
+
+    @classmethod
+    def of(cls, cost: CostModel, overlaps: bool = True) -> "Machine":
+        """`overlaps=False`: an engine that runs its operators one after the other."""
+        prices, hardware = StepPrices.of(cost), cost.hardware
+        one, two = float(cost.collective_s(1)), float(cost.collective_s(2))
+        return cls(
+            token_s=prices.token_s,
+            pair_s=prices.pair_s,
+            head_s=prices.head_s,
+            decode_s=prices.decode_s,
+            context_s=prices.context_s,
+            weight_s=np.array(cost.step_weight_read_s(np.arange(_MOST_TOKENS))),
+            floor_exponent=hardware.weight_floor_exponent,
+            overlap_exponent=hardware.overlap_exponent if overlaps else 1.0,
+            overhead_s=hardware.step_overhead_s,
+            tile=hardware.gemm_tile,
+            collective_s=two - one,
+            latency_s=max(2 * one - two, 0.0),
+        )
+
+
+class Log(NamedTuple):
+    steps: Float64  # [_LOG_STEPS, NUM_COLUMNS]
+    chunks: Int64  # [_LOG_CHUNKS, 4] step, request, start, end
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What happened, in virtual seconds."""
+
+    steps: Float64  # [steps, NUM_COLUMNS]
+    chunks: Int64  # [chunks, 4] step, request, start, end
+    seconds: float
+    state: State
+
+
+def simulate(
+    state: State, order: Int32, num_outputs: Int32, machine: Machine, keep_chunks: bool = False
+) -> Simulated:
+    """Run a state that has begun to its end.
+
+    Args:
+        num_outputs: [N] tokens after which each output ends.
+
+    Raises:
+        BackendError: the pages do not hold one request, or requests wait and none can go on.
+    """
+    log = Log(np.zeros((_LOG_STEPS, NUM_COLUMNS)), np.zeros((_LOG_CHUNKS, 4), np.int64))
+    clock = np.zeros(1)
+    steps, chunks = [], []
+    while True:
+        state = refreshed(state, order)
+        status, num_steps, num_chunks = _run(state, num_outputs, machine, log, clock)
+        steps.append(log.steps[:num_steps].copy())
+        if keep_chunks:
+            chunks.append(log.chunks[:num_chunks].copy())
+        if status == OVER:
+            break
+        if status != _PAUSE:
+            raise BackendError(f"the simulated run cannot go on (status {status})")
+    all_chunks = np.concatenate(chunks) if chunks else np.zeros((0, 4), np.int64)
+    return Simulated(np.concatenate(steps), all_chunks, float(clock[0]), state)
+
+
+@compiled
+def _norm(a: float, b: float, exponent: float) -> float:
+    longer, shorter = max(a, b), min(a, b)
+    if exponent == np.inf or longer <= 0:
+        return longer
+    if exponent == 1:
+        return a + b
+    return longer * (1 + (shorter / longer) ** exponent) ** (1 / exponent)
+
+
+@compiled
+def _run(
+    state: State, num_outputs: Int32, machine: Machine, log: Log, clock: Float64
+) -> tuple[int, int, int]:
+    """Steps until the end, the next refresh or a full log: status, logged steps and chunks."""
+    columns, slots, counts, step = state.requests, state.slots, state.counts, state.step
+    finished = np.zeros(len(slots.request), np.bool_)
+    n, m = 0, 0
+    while True:
+        if n == len(log.steps) or m + len(slots.request) > len(log.chunks):
+            return _PAUSE, n, m
+        if n > 0 and must_refresh(state):
+            return _PAUSE, n, m
+        preemptions, recomputed = counts.preemptions, counts.recomputed
+        status = decide(state)
+        if status != READY:
+            return status, n, m
+        compute_s, heads, prefilled, ended = 0.0, 0, 0, 0
+        for i in range(counts.num_batch):
+            slot, size = step.slot[i], step.num_tokens[i]
+            request, start = slots.request[slot], slots.computed[slot]
+            end = start + size
+            if i >= counts.num_decodes:
+                prefilled += size
+                compute_s += machine.pair_s * (float(end) * end - float(start) * start)
+                log.chunks[m, 0], log.chunks[m, 1] = counts.step, request
+                log.chunks[m, 2], log.chunks[m, 3] = start, end
+                m += 1
+            finished[i] = False
+            if end == columns.known_len[request]:
+                heads += 1
+                made = columns.known_len[request] - columns.prompt_len[request] + 1
+                finished[i] = made >= num_outputs[request]
+                ended += finished[i]
+        tokens = counts.batch_tokens
+        paid = (tokens + machine.tile - 1) // machine.tile * machine.tile
+        compute_s += machine.token_s * paid + machine.head_s * heads
+        read_s = machine.context_s * (counts.context + counts.num_decodes)
+        weight_s = machine.weight_s[min(tokens, len(machine.weight_s) - 1)]
+        busy_s = _norm(compute_s, weight_s, machine.floor_exponent)
+        step_s = _norm(busy_s, read_s, machine.overlap_exponent) + machine.overhead_s
+        step_s += machine.latency_s + machine.collective_s * tokens
+        row = log.steps[n]
+        row[START], row[SECONDS], row[COMPUTE], row[MEMORY] = clock[0], step_s, busy_s, read_s
+        row[PREFILL], row[DECODE] = prefilled, counts.num_decodes
+        row[PAGES], row[IDLE] = state.limits.num_pages - counts.free_pages, counts.idle_pages
+        row[RUNNING] = counts.num_running
+        row[RUNNING_LEFT] = counts.num_running - counts.num_right
+        commit(state, finished)
+        row[WAITING], row[FINISHED] = counts.num_waiting, ended
+        row[PREEMPTED] = counts.preemptions - preemptions
+        row[RECOMPUTED] = counts.recomputed - recomputed
+        clock[0] += step_s
+        n += 1
+
+

@@ -1,0 +1,301 @@
+"""Let requests in: which one is next, whether it fits, and what entering changes. Compiled."""
+
+import numpy as np
+
+from blendrun.compiled import compiled
+from blendrun.schedule.step.ends import fits, remove_end
+from blendrun.schedule.step.ledger import (
+    available_pages,
+    enter,
+    idle_pages_on_path,
+    leave,
+    match,
+    num_pages,
+    own_start_of,
+    prefill_pages,
+    prefix_pages,
+)
+from blendrun.schedule.step.lists import (
+    head_left,
+    head_right,
+    last_waiting,
+    next_waiting,
+    put_back,
+    take_right,
+    taken_back,
+)
+from blendrun.schedule.step.remaining import begin_slot, chunk_s, rest_work
+from blendrun.schedule.step.state import (
+    DONE,
+    LEFT,
+    NOBODY,
+    RIGHT,
+    RUNNING,
+    TWO_ENDED,
+    TWO_LISTS,
+    WAITING,
+    State,
+)
+from blendrun.tree.prefix_tree import Int32
+
+_WATERMARK_FRAC = 0.01  # pages left free for running decodes when a request comes in, …
+_RECOVERY_FRAC = 0.10  # … and while preempted ones wait, so that they are not preempted again
+_KEPT_FRAC = 0.2  # of the right list: the shortest ones come in last
+_SLOW_START = 16
+_PINNED_AFTER = 3  # preemptions; then a request comes in only where its worst case fits
+_MAX_DENSITY = 1e3  # above this next to no KV is read; the partition needs a number
+_MIN_SHARE = 0.02
+
+
+@compiled
+def can_enter(state: State, request: int, is_right: bool, force: bool) -> bool:
+    """Whether `request` may come in now; `force` asks for nothing but pages."""
+    counts, limits = state.counts, state.limits
+    cached, filling = match(state, request)
+    if filling or counts.num_running >= limits.max_seqs:
+        return False
+    need = prefill_pages(state, request, cached) + idle_pages_on_path(state, request)
+    if force:
+        return need <= available_pages(state)
+    waits = counts.num_back_left + counts.num_back_right > 0
+    spare = (_RECOVERY_FRAC if waits else _WATERMARK_FRAC) * limits.num_pages
+    if need + spare > available_pages(state):
+        return False
+    if state.requests.num_preempted[request] >= _PINNED_AFTER and (
+        counts.pinned_pages + worst_pages(state, request) > limits.num_pages
+    ):
+        return False
+    decodes = max(rest_work(state, request, False)[0], 0.0)
+    soon = is_right and limits.admission == TWO_LISTS
+    return fits(state, request, cached, own_start_of(state, request, cached), decodes, soon)
+
+
+@compiled
+def worst_pages(state: State, request: int) -> int:
+    """Pages of a request that shares nothing and uses all of its output tokens."""
+    columns = state.requests
+    own_start = own_start_of(state, request, 0)
+    end = columns.prompt_len[request] + columns.max_output[request] + 1
+    own = num_pages(own_start, end, state.limits.page_size)
+    return prefix_pages(state, request, 0) + own + 1
+
+
+@compiled
+def admit(state: State, request: int, side: int) -> int:
+    """Take a waiting request into the running ones; its slot."""
+    columns, slots, counts = state.requests, state.slots, state.counts
+    taken_back(state, request)
+    cached, _ = match(state, request)
+    slot = slots.free[state.limits.max_seqs - counts.num_running - 1]
+    slots.request[slot] = request
+    slots.decoding[slot] = False
+    slots.age[slot] = counts.num_admitted
+    enter(state, slot, request, cached)
+    begin_slot(state, slot)
+    slots.by_age[counts.num_running] = slot
+    counts.num_running += 1
+    counts.num_admitted += 1
+    counts.num_waiting -= 1
+    columns.status[request] = RUNNING
+    columns.side[request] = side
+    if side == RIGHT:
+        counts.num_right += 1
+        counts.right_in_use += columns.footprint[request]
+    else:
+        counts.left_in_use += columns.footprint[request]
+    if columns.num_cached[request] < 0:
+        columns.num_cached[request] = cached
+    if columns.num_preempted[request] >= _PINNED_AFTER:
+        counts.pinned_pages += worst_pages(state, request)
+    state.step.admitted[counts.num_admits] = slot
+    counts.num_admits += 1
+    return slot
+
+
+@compiled
+def remove(state: State, slot: int, finished: bool) -> None:
+    """A request leaves its slot, for good or to wait again."""
+    columns, slots, counts = state.requests, state.slots, state.counts
+    request = slots.request[slot]
+    if slots.decoding[slot]:
+        counts.num_decoding -= 1
+        counts.context -= slots.computed[slot]
+    leave(state, slot, finished)
+    remove_end(state, slot, counts.num_running)
+    i = 0
+    while slots.by_age[i] != slot:
+        i += 1
+    for j in range(i, counts.num_running - 1):
+        slots.by_age[j] = slots.by_age[j + 1]
+    counts.num_running -= 1
+    slots.free[state.limits.max_seqs - counts.num_running - 1] = slot
+    slots.request[slot] = NOBODY
+    slots.decoding[slot] = False
+    counts.rest_decodes -= slots.rest_decodes[slot]
+    counts.rest_context -= slots.rest_context[slot]
+    if columns.side[request] == RIGHT:
+        counts.num_right -= 1
+        counts.right_in_use -= columns.footprint[request]
+    else:
+        counts.left_in_use -= columns.footprint[request]
+    if columns.num_preempted[request] >= _PINNED_AFTER:
+        counts.pinned_pages -= worst_pages(state, request)
+    columns.status[request] = DONE if finished else WAITING
+
+
+@compiled
+def preempt(state: State) -> bool:
+    """Send the youngest request that came from the right back, else the youngest; False: none."""
+    columns, slots, counts = state.requests, state.slots, state.counts
+    victim, rank = NOBODY, -1
+    for i in range(counts.num_running):
+        slot = slots.by_age[i]
+        request = slots.request[slot]
+        if columns.num_preempted[request] >= _PINNED_AFTER:
+            continue
+        mine = i + (counts.num_running if columns.side[request] == RIGHT else 0)
+        if mine > rank:
+            victim, rank = slot, mine
+    if victim == NOBODY:
+        return False
+    request, computed = slots.request[victim], slots.computed[victim]
+    columns.computed_before[request] = max(columns.computed_before[request], computed)
+    if slots.decoding[victim]:
+        counts.prefill_s += state.limits.head_s
+    if computed > slots.own_start[victim]:
+        counts.prefill_s += chunk_s(state, slots.own_start[victim], computed)
+    side = columns.side[request]
+    remove(state, victim, False)
+    columns.num_preempted[request] += 1
+    counts.preemptions += 1
+    counts.num_waiting += 1
+    decodes, context = rest_work(state, request, False)
+    counts.rest_decodes += decodes
+    counts.rest_context += context
+    put_back(state, request, side)
+    state.step.preempted[counts.num_preempts] = victim
+    counts.num_preempts += 1
+    return True
+
+
+@compiled
+def right_that_fits(state: State) -> int:
+    """The longest request of the right list that fits; takes it off the list. NOBODY: none."""
+    counts, lists, limits = state.counts, state.lists, state.limits
+    if counts.num_back_right > 0:
+        request = lists.back_right[counts.num_back_right - 1]
+        return request if can_enter(state, request, True, False) else NOBODY
+    if limits.learns and counts.num_right >= _SLOW_START + 2 * counts.finished_right:
+        return NOBODY
+    everyone = len(lists.right)
+    first = next_waiting(state, 0)
+    if first >= everyone:
+        return NOBODY
+    end = int(everyone * (1 - _KEPT_FRAC))
+    if first >= end:
+        end = everyone
+    place = last_waiting(state, end)
+    if not can_enter(state, lists.right[place], True, False):
+        return NOBODY
+    if first < place and can_enter(state, lists.right[first], True, False):
+        place = first
+    too_long = first
+    while place - too_long > 1:
+        middle = next_waiting(state, (too_long + place) // 2)
+        if middle >= place:
+            middle = last_waiting(state, (too_long + place) // 2)
+            if middle <= too_long:
+                break
+        if can_enter(state, lists.right[middle], True, False):
+            place = middle
+        else:
+            too_long = middle
+    take_right(state, place)
+    return lists.right[place]
+
+
+@compiled
+def next_on_demand(state: State, force: bool) -> tuple[int, int]:
+    """The request that comes in while budget is left, and its side; NOBODY: none may."""
+    limits = state.limits
+    left = head_left(state)
+    if limits.admission == TWO_ENDED:
+        return _next_of_two_ends(state, left, force)
+    if left != NOBODY and can_enter(state, left, False, force):
+        side = state.requests.side[left] if limits.admission == TWO_LISTS else LEFT
+        return left, side
+    if force and limits.admission == TWO_LISTS:
+        counts, lists = state.counts, state.lists
+        right = NOBODY
+        if counts.num_back_right > 0:
+            right = lists.back_right[counts.num_back_right - 1]
+        else:
+            place = next_waiting(state, 0)
+            if place < len(lists.right):
+                right = lists.right[place]
+        if right != NOBODY and can_enter(state, right, True, True):
+            return right, RIGHT
+    return NOBODY, LEFT
+
+
+@compiled
+def _next_of_two_ends(state: State, left: int, force: bool) -> tuple[int, int]:
+    """The emptier side goes first, and each has its share of memory (paper, algorithm 3)."""
+    columns, counts, limits = state.requests, state.counts, state.limits
+    right = head_right(state)
+    tokens = float(limits.num_pages * limits.page_size)
+    share = 1.0
+    if left != NOBODY and right != NOBODY:
+        share = _left_share(columns.density[left], columns.density[right], limits.root_density)
+    room_left = share * tokens
+    room_right = (1 - share if share < 1 else 1.0) * tokens
+    left_first = counts.left_in_use / room_left <= counts.right_in_use / room_right
+    for turn in range(2):
+        is_left = left_first == (turn == 0)
+        request = left if is_left else right
+        if request == NOBODY:
+            continue
+        in_use = counts.left_in_use if is_left else counts.right_in_use
+        room = room_left if is_left else room_right
+        has_room = in_use + columns.footprint[request] <= room or in_use <= 0
+        if (force or has_room) and can_enter(state, request, not is_left, force):
+            return request, LEFT if is_left else RIGHT
+    return NOBODY, LEFT
+
+
+@compiled
+def _left_share(left: float, right: float, root: float) -> float:
+    """Share of memory with which the running mix has the root's density (paper, section 5.3)."""
+    left, right, root = (
+        min(left, _MAX_DENSITY),
+        min(right, _MAX_DENSITY),
+        min(root, _MAX_DENSITY),
+    )
+    share = (root - right) / (left - right) if left > right else 0.5
+    return min(max(share, _MIN_SHARE), 1 - _MIN_SHARE)
+
+
+@compiled
+def taken_from_end(state: State, request: int, side: int) -> None:
+    """Move the right end of a sequence with two ends past `request`."""
+    counts, lists = state.counts, state.lists
+    if (
+        state.limits.admission == TWO_ENDED
+        and side == RIGHT
+        and counts.at_left < counts.at_right
+        and lists.left[counts.at_right - 1] == request
+    ):
+        counts.at_right -= 1
+
+
+
+
+@compiled
+def too_large(state: State, order: Int32) -> Int32:
+    """Requests that do not fit into all pages together with their whole output."""
+    found, n = np.empty(len(order), np.int32), 0
+    for request in order:
+        if worst_pages(state, request) > state.limits.num_pages:
+            found[n] = request
+            n += 1
+    return found[:n]

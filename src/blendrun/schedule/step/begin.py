@@ -1,0 +1,276 @@
+"""Make the columns of a batcher, for the requests that are to run."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from blendrun.cost.step_prices import StepPrices
+from blendrun.schedule.step.expectations import bin_edges
+from blendrun.schedule.step.state import (
+    COUNTS,
+    DONE,
+    FIXED,
+    LIMITS,
+    NOBODY,
+    ONE_LIST,
+    RATIO,
+    ROOT,
+    TWO_ENDED,
+    TWO_LISTS,
+    UNLEARNED,
+    WAITING,
+    Lengths,
+    Lists,
+    Nodes,
+    Requests,
+    Slots,
+    State,
+    Step,
+)
+from blendrun.tree.annotate import Float64
+from blendrun.tree.prefix_tree import Int32, PrefixTree
+from blendrun.tree.strata import top_subtrees
+
+ADMISSION = {"one list": ONE_LIST, "two-ended": TWO_ENDED, "two lists": TWO_LISTS}
+BUDGET = {"fixed": FIXED, "ratio": RATIO}
+_SAMPLE_FRAC, _SAMPLE_LEAST = 0.01, 16  # of each stratum
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    num_pages: int
+    page_size: int  # tokens
+    chunk_size: int  # prefill tokens of a step at most; with a fixed budget, all its tokens
+    max_seqs: int  # running requests at most
+    tile: int = 1  # tokens; a GEMM costs as much as one rounded up to this
+
+
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """How requests come in, and what a step's prefill is cut to."""
+
+    admission: str = "one list"  # a key of ADMISSION
+    budget: str = "fixed"  # a key of BUDGET
+    learns: bool = False  # lengths, from the run itself
+    left_slack: float = 2.5  # left share of memory, over what it needs on average
+    overcommit: float = 1.0  # of the cap for what is only projected
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatcherJob:
+    """N requests, by request number, over their prefix tree."""
+
+    tree: PrefixTree
+    order: Int32  # [≤ N] requests to run, in planned order
+    max_output: Int32  # [N]
+    planned_output: Float64  # [N] output tokens expected
+    learned: npt.NDArray[np.bool_]  # [N] the expectation may be replaced by a learned one
+    density: Float64  # [N]
+    prefill_s: Float64  # [N] compute of the prompt, with its share of shared prefixes
+    footprint: Float64  # [N] KV tokens of its own on average
+    root_density: float
+
+    def without(self, requests: Int32) -> "BatcherJob":
+        """The job less some of its requests."""
+        return replace(self, order=self.order[~np.isin(self.order, requests)])
+
+
+def new_state(
+    job: BatcherJob, limits: BatchLimits, prices: StepPrices, how: Steering, share: bool = True
+) -> State:
+    """A state in which nothing has run; `share=False` gives every request its own pages."""
+    counts = np.zeros(1, COUNTS).view(np.recarray)
+    rules = _limits(job, limits, prices, how, share)
+    stratum, strata = _strata(job, how)
+    requests = _requests(job, stratum, share)
+    nodes = _nodes(job.tree, job.order, share)
+    state = State(
+        requests,
+        nodes,
+        _slots(limits.max_seqs),
+        _lists(job, stratum, how),
+        _lengths(job, stratum, strata, int(job.max_output.max(initial=1))),
+        Step(
+            np.zeros(limits.max_seqs, np.int32),
+            np.zeros(limits.max_seqs, np.int32),
+            np.zeros(limits.max_seqs, np.int32),
+            np.zeros(limits.max_seqs, np.int32),
+            np.zeros(job.tree.num_nodes, np.int32),
+        ),
+        counts[0],
+        rules[0],
+    )
+    counts["free_pages"] = limits.num_pages
+    counts["num_waiting"] = len(job.order)
+    counts["at_right"] = len(state.lists.left)
+    counts["next_refresh"] = 16
+    counts["prefill_s"] = _unique_prefill_s(job, prices, nodes, share)
+    return state
+
+
+def _limits(
+    job: BatcherJob, limits: BatchLimits, prices: StepPrices, how: Steering, share: bool
+) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+    row = np.zeros(1, LIMITS).view(np.recarray)
+    row["num_pages"], row["page_size"] = limits.num_pages, limits.page_size
+    row["max_seqs"], row["chunk_size"] = limits.max_seqs, limits.chunk_size
+    row["tile"], row["share"] = limits.tile, share
+    row["admission"], row["budget"] = ADMISSION[how.admission], BUDGET[how.budget]
+    row["learns"] = how.learns and bool(job.learned[job.order].any())
+    for name in ("token_s", "pair_s", "decode_s", "head_s", "context_s", "weight_s"):
+        row[name] = getattr(prices, name)
+    row["root_density"], row["left_slack"] = job.root_density, how.left_slack
+    row["overcommit"] = how.overcommit
+    return row
+
+
+def _strata(job: BatcherJob, how: Steering) -> tuple[Int32, int]:
+    if not how.learns:
+        return np.full(job.tree.num_requests, UNLEARNED, np.int32), 1
+    stratum, nodes = top_subtrees(job.tree)
+    return np.where(job.learned, stratum, UNLEARNED).astype(np.int32), len(nodes)
+
+
+def _requests(job: BatcherJob, stratum: Int32, share: bool) -> Requests:
+    tree = job.tree
+    n = tree.num_requests
+    above = tree.parent[tree.leaf_node]
+    prompt_len = tree.prompt_len.astype(np.int32)
+    status = np.full(n, DONE, np.int8)
+    status[job.order] = WAITING
+    return Requests(
+        prompt_len=prompt_len,
+        known_len=prompt_len.copy(),
+        branch_len=(tree.depth[above] if share else np.zeros(n)).astype(np.int32),
+        node=(above if share else np.full(n, ROOT)).astype(np.int32),
+        computed_before=np.zeros(n, np.int32),
+        num_cached=np.full(n, -1, np.int32),
+        max_output=np.array(job.max_output, np.int32),
+        planned_output=np.array(job.planned_output, np.float64),
+        stratum=stratum,
+        footprint=np.array(job.footprint, np.float64),
+        density=np.array(job.density, np.float64),
+        prefill_s=np.array(job.prefill_s, np.float64),
+        status=status,
+        side=np.zeros(n, np.int8),
+        num_preempted=np.zeros(n, np.int8),
+    )
+
+
+def _nodes(tree: PrefixTree, order: Int32, share: bool) -> Nodes:
+    k = tree.num_nodes
+    is_pending = np.zeros(tree.num_requests, np.int64)
+    is_pending[order] = 1
+    running = np.concatenate([[0], np.cumsum(is_pending[tree.leaf_order])])
+    waiting = running[tree.last_leaf] - running[tree.first_leaf]
+    return Nodes(
+        parent=np.array(tree.parent, np.int32),
+        start=np.array(tree.edge_start, np.int32),
+        end=np.array(tree.depth, np.int32),
+        filled=np.zeros(k, np.int32),
+        users=np.zeros(k, np.int32),
+        waiting=(waiting if share else np.zeros(k)).astype(np.int32),
+        owner=np.full(k, NOBODY, np.int32),
+        resident=np.zeros(k, np.int32),
+        place=np.zeros(k, np.int32),
+    )
+
+
+def _slots(max_seqs: int) -> Slots:
+    return Slots(
+        request=np.full(max_seqs, NOBODY, np.int32),
+        computed=np.zeros(max_seqs, np.int32),
+        decoding=np.zeros(max_seqs, np.bool_),
+        own_start=np.zeros(max_seqs, np.int32),
+        promised=np.zeros(max_seqs, np.int64),
+        goal=np.zeros(max_seqs, np.int32),
+        age=np.zeros(max_seqs, np.int64),
+        end_step=np.zeros(max_seqs, np.int64),
+        rest_decodes=np.zeros(max_seqs, np.float64),
+        rest_context=np.zeros(max_seqs, np.float64),
+        by_age=np.zeros(max_seqs, np.int32),
+        by_end=np.zeros(max_seqs, np.int32),
+        free=np.arange(max_seqs - 1, -1, -1, dtype=np.int32),
+    )
+
+
+def _lists(job: BatcherJob, stratum: Int32, how: Steering) -> Lists:
+    order = np.array(job.order, np.int32)
+    asks = how.learns and ADMISSION[how.admission] == TWO_LISTS
+    sample = sampled(order, stratum, how.seed) if asks else np.zeros(0, np.int32)
+    return with_lists(
+        Lists(
+            sample,
+            order,
+            np.zeros(0, np.int32),
+            np.zeros(0, np.int32),
+            np.zeros(0, np.int32),
+            np.zeros(len(order), np.int32),
+            np.zeros(len(order), np.int32),
+        ),
+        order,
+        np.zeros(0, np.int32),
+    )
+
+
+def with_lists(lists: Lists, left: Int32, right: Int32) -> Lists:
+    """The same lists with another division into left and right."""
+    return lists._replace(
+        left=left,
+        right=right,
+        next_right=np.arange(len(right) + 1, dtype=np.int32),
+        last_right=np.arange(len(right) + 1, dtype=np.int32),
+    )
+
+
+def sampled(order: Int32, stratum: Int32, seed: int) -> Int32:
+    """A random 1 % of each stratum, at least 16, the strata in turn."""
+    rng = np.random.default_rng(seed)
+    shuffled = order[rng.permutation(len(order))]
+    shuffled = shuffled[stratum[shuffled] != UNLEARNED]
+    by_stratum = shuffled[np.argsort(stratum[shuffled], kind="stable")]
+    _, start, count = np.unique(stratum[by_stratum], return_index=True, return_counts=True)
+    turn = np.arange(len(by_stratum)) - np.repeat(start, count)
+    size = np.repeat(np.maximum(np.ceil(_SAMPLE_FRAC * count), _SAMPLE_LEAST), count)
+    chosen = turn < size
+    sample, turn = by_stratum[chosen], turn[chosen]
+    return sample[np.argsort(turn, kind="stable")].astype(np.int32)
+
+
+def _lengths(job: BatcherJob, stratum: Int32, strata: int, longest: int) -> Lengths:
+    edge = bin_edges(longest)
+    bins = len(edge) - 1
+    learned = stratum[job.order]
+    planned = job.planned_output[job.order][learned != UNLEARNED]
+    learned = learned[learned != UNLEARNED]
+    total = np.bincount(learned, planned, strata)
+    prior = total / np.maximum(np.bincount(learned, minlength=strata), 1)
+    prior = np.maximum(prior, 1.0)
+    return Lengths(
+        edge=edge,
+        events=np.zeros((strata, bins)),
+        survival=np.ones((strata, bins + 1)),
+        tail=np.zeros((strata, bins + 1)),
+        tail_t=np.zeros((strata, bins + 1)),
+        prior=prior,
+        finished=np.zeros(strata, np.int64),
+        admitted=np.zeros(strata, np.int64),
+        mean=prior.copy(),
+        square=2 * prior**2,
+        listed_mean=prior.copy(),
+    )
+
+
+def _unique_prefill_s(job: BatcherJob, prices: StepPrices, nodes: Nodes, share: bool) -> float:
+    """Compute of all prompts, every shared prefix once."""
+    tree = job.tree
+    if share:
+        needed = nodes.waiting > 0
+        start, end = tree.edge_start[needed].astype(float), tree.depth[needed].astype(float)
+    else:
+        end = tree.prompt_len[job.order].astype(float)
+        start = np.zeros_like(end)
+    chunks = prices.token_s * (end - start) + prices.pair_s * (end**2 - start**2)
+    return float(chunks.sum()) + prices.head_s * len(job.order)

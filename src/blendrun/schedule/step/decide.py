@@ -1,0 +1,246 @@
+"""The decision of one step, and what its result changes. Compiled.
+
+A step decodes every request that is ready, goes on with begun prefills and lets requests in, until
+its budget is used: a fixed number of tokens, or compute seconds in the ratio to KV reads that the
+rest of the job has. Then both resources are busy in every step, and run out together.
+"""
+
+import numpy as np
+
+from blendrun.compiled import compiled
+from blendrun.schedule.step.admit import (
+    admit,
+    next_on_demand,
+    preempt,
+    remove,
+    right_that_fits,
+    taken_from_end,
+)
+from blendrun.schedule.step.ends import update_headroom
+from blendrun.schedule.step.expectations import bin_of, learn
+from blendrun.schedule.step.ledger import fill, grow
+from blendrun.schedule.step.lists import must_divide, sides_of_running
+from blendrun.schedule.step.remaining import (
+    chunk_s,
+    compute_per_read,
+    expect_again,
+    expect_overdue,
+    sum_up,
+)
+from blendrun.schedule.step.state import (
+    FIXED,
+    LEFT,
+    NOBODY,
+    RIGHT,
+    TWO_LISTS,
+    UNLEARNED,
+    Bools,
+    State,
+)
+
+READY, OVER, STUCK, TOO_LARGE = 0, 1, 2, 3
+_REFRESH_STEPS = 256
+
+
+@compiled
+def decide(state: State) -> int:
+    """Fill `state.step` with the next step.
+
+    Returns:
+        READY; OVER: nothing runs and nothing waits; STUCK: requests wait but none can go on;
+        TOO_LARGE: one request alone does not fit.
+    """
+    counts, limits = state.counts, state.limits
+    counts.num_batch = counts.num_decodes = counts.batch_tokens = 0
+    counts.num_admits = counts.num_preempts = counts.num_dropped = 0
+    counts.step += 1
+    expect_overdue(state)
+    if not _schedule_decodes(state):
+        return TOO_LARGE
+    update_headroom(state)
+    seconds, tokens = _budget(state)
+    if limits.admission == TWO_LISTS:
+        while counts.num_running < limits.max_seqs:
+            request = right_that_fits(state)
+            if request == NOBODY:
+                break
+            admit(state, request, RIGHT)
+            update_headroom(state)
+        seconds, tokens = _go_on(state, RIGHT, seconds, tokens)
+        seconds, tokens = _go_on(state, LEFT, seconds, tokens)
+    else:
+        seconds, tokens = _go_on(state, NOBODY, seconds, tokens)
+    while tokens > 0 and seconds > 0 and counts.num_waiting > 0:
+        request, side = next_on_demand(state, False)
+        if request == NOBODY:
+            if counts.num_running > 0:
+                break
+            request, side = next_on_demand(state, True)
+            if request == NOBODY:
+                break
+        taken_from_end(state, request, side)
+        slot = admit(state, request, side)
+        seconds, tokens = _prefill(state, slot, seconds, tokens)
+    if counts.num_batch > 0:
+        return READY
+    return STUCK if counts.num_running + counts.num_waiting > 0 else OVER
+
+
+@compiled
+def _schedule_decodes(state: State) -> bool:
+    """All decodes, oldest first; requests are sent back until their pages are there."""
+    slots, counts, size = state.slots, state.counts, state.limits.page_size
+    while True:
+        need, n = 0, 0
+        for i in range(counts.num_running):
+            slot = slots.by_age[i]
+            if slots.decoding[slot]:
+                computed = slots.computed[slot]
+                if computed % size == 0 or computed == slots.own_start[slot]:
+                    need += 1
+                state.step.slot[n] = slot
+                state.step.num_tokens[n] = 1
+                n += 1
+        if need <= counts.free_pages + counts.idle_pages - counts.promised_pages:
+            break
+        if counts.num_running == 1 or not preempt(state):
+            return False
+    grow(state, need)
+    counts.num_batch = counts.num_decodes = counts.batch_tokens = n
+    return True
+
+
+@compiled
+def _budget(state: State) -> tuple[float, int]:
+    """Compute seconds and prefill tokens of this step at most."""
+    counts, limits = state.counts, state.limits
+    if limits.budget == FIXED:
+        return np.inf, max(limits.chunk_size - counts.num_decodes, 0)
+    ratio = compute_per_read(state)
+    if ratio == np.inf:
+        return np.inf, limits.chunk_size
+    read_s = (counts.context + counts.num_decoding) * limits.context_s
+    seconds = max(ratio * read_s, limits.weight_s) - counts.num_decodes * limits.decode_s
+    return seconds, limits.chunk_size
+
+
+@compiled
+def _go_on(state: State, side: int, seconds: float, tokens: int) -> tuple[float, int]:
+    """Prefills that have begun, oldest first; `side` NOBODY means both."""
+    slots, counts = state.slots, state.counts
+    if counts.num_decoding == counts.num_running:
+        return seconds, tokens
+    for i in range(counts.num_running):
+        if tokens <= 0 or seconds <= 0:
+            break
+        slot = slots.by_age[i]
+        mine = side == NOBODY or state.requests.side[slots.request[slot]] == side
+        if mine and not slots.decoding[slot]:
+            seconds, tokens = _prefill(state, slot, seconds, tokens)
+    return seconds, tokens
+
+
+@compiled
+def _prefill(state: State, slot: int, seconds: float, tokens: int) -> tuple[float, int]:
+    """Schedule the next chunk of `slot`; what is left of the budget."""
+    columns, slots, counts, limits = state.requests, state.slots, state.counts, state.limits
+    request, start = slots.request[slot], slots.computed[slot]
+    want = columns.known_len[request] - start
+    n = min(want, tokens)
+    if n > 0 and seconds < chunk_s(state, start, start + n):
+        n = min(n, _affordable(limits.token_s, limits.pair_s, start, seconds))
+        if limits.tile > 1:  # a GEMM costs whole tiles: end at the nearest
+            tile, total = limits.tile, counts.batch_tokens + n
+            goal = max((total + tile // 2) // tile, (counts.batch_tokens + tile - 1) // tile) * tile
+            tokens, seconds = min(tokens, goal - counts.batch_tokens), np.inf
+            n = min(want, tokens)
+    if n <= 0 and counts.batch_tokens == 0:
+        n = 1  # every step gets on
+    if n <= 0:
+        return 0.0, 0
+    took_s = chunk_s(state, start, start + n) + (limits.head_s if n == want else 0.0)
+    fill(state, slot, start + n)
+    counts.prefill_s -= took_s
+    again = min(columns.computed_before[request], start + n) - start
+    counts.recomputed += max(again, 0)
+    state.step.slot[counts.num_batch] = slot
+    state.step.num_tokens[counts.num_batch] = n
+    counts.num_batch += 1
+    counts.batch_tokens += n
+    if n < want:
+        return 0.0, 0
+    return seconds - took_s, tokens - n
+
+
+@compiled
+def _affordable(token_s: float, pair_s: float, start: int, seconds: float) -> int:
+    """Tokens of a chunk from `start` on that take `seconds`."""
+    linear = token_s + 2 * pair_s * start
+    if pair_s <= 0:
+        return int(seconds / linear)
+    root = np.sqrt(linear * linear + 4 * pair_s * seconds)
+    return int(2 * seconds / (linear + root))
+
+
+@compiled
+def commit(state: State, finished: Bools) -> None:
+    """Take over that the step was computed.
+
+    Args:
+        finished: by batch entry: the sequence is over. Every other one whose last known token was
+            computed has one more.
+    """
+    columns, slots, counts, lengths = state.requests, state.slots, state.counts, state.lengths
+    counts.num_dropped = 0
+    for i in range(counts.num_batch):
+        slot = state.step.slot[i]
+        request = slots.request[slot]
+        slots.computed[slot] += state.step.num_tokens[i]
+        was_decoding = i < counts.num_decodes
+        if was_decoding:
+            counts.context += 1
+            slots.rest_decodes[slot] -= 1
+            slots.rest_context[slot] -= slots.computed[slot]
+            counts.rest_decodes -= 1
+            counts.rest_context -= slots.computed[slot]
+        if slots.computed[slot] < columns.known_len[request]:
+            continue
+        if finished[i]:
+            stratum = columns.stratum[request]
+            if stratum != UNLEARNED:
+                output = columns.known_len[request] - columns.prompt_len[request] + 1
+                lengths.events[stratum, bin_of(lengths, float(output))] += 1
+                lengths.finished[stratum] += 1
+            counts.finished_right += columns.side[request]
+            counts.num_finished += 1
+            remove(state, slot, True)
+            continue
+        columns.known_len[request] += 1
+        if not was_decoding:
+            slots.decoding[slot] = True
+            counts.num_decoding += 1
+            counts.context += slots.computed[slot]
+            expect_again(state, slot)
+
+
+@compiled
+def must_refresh(state: State) -> bool:
+    """Whether it is time to learn again: every so many steps, more often in the beginning."""
+    counts = state.counts
+    if not state.limits.learns:
+        return False
+    return counts.step >= counts.next_refresh
+
+
+@compiled
+def refresh(state: State) -> bool:
+    """Learn from the outputs so far; whether the lists should be divided anew."""
+    slots, counts = state.slots, state.counts
+    learn(state)
+    for i in range(counts.num_running):
+        expect_again(state, slots.by_age[i])
+    sum_up(state)
+    if state.limits.admission == TWO_LISTS:
+        sides_of_running(state)
+    counts.next_refresh = counts.step + min(max(counts.step, 16), _REFRESH_STEPS)
+    return must_divide(state)

@@ -1,0 +1,110 @@
+"""When running requests are expected to leave, and whether one more fits until then. Compiled.
+
+Every decode adds one token per step, so the order of projected ends changes only when an
+expectation does: a sorted list of slots makes the whole projection one walk over it.
+"""
+
+from blendrun.compiled import compiled
+from blendrun.schedule.step.ledger import idle_pages_on_path, prefix_pages
+from blendrun.schedule.step.state import State
+
+_SOON_STEPS = 512  # the left share of memory may be used for this long
+_CAP_FRAC = 0.99
+
+
+@compiled
+def insert_end(state: State, slot: int, position_count: int) -> None:
+    """Put `slot` into the list of `position_count` slots, by its end."""
+    by_end, end_step = state.slots.by_end, state.slots.end_step
+    i = position_count
+    while i > 0 and end_step[by_end[i - 1]] > end_step[slot]:
+        by_end[i] = by_end[i - 1]
+        i -= 1
+    by_end[i] = slot
+
+
+@compiled
+def remove_end(state: State, slot: int, position_count: int) -> None:
+    """Take `slot` out of the list of `position_count` slots."""
+    by_end = state.slots.by_end
+    i = 0
+    while by_end[i] != slot:
+        i += 1
+    for j in range(i, position_count - 1):
+        by_end[j] = by_end[j + 1]
+
+
+@compiled
+def own_tokens(state: State, slot: int) -> int:
+    """KV tokens that a slot holds once its prefill is over, rounded up to what pages can cost."""
+    slots = state.slots
+    held = max(slots.computed[slot], slots.goal[slot]) - slots.own_start[slot]
+    return held + state.limits.page_size - 1
+
+
+@compiled
+def later_cap(state: State, side_is_right: bool) -> float:
+    """Tokens that projected use may reach beyond the next steps."""
+    counts, limits = state.counts, state.limits
+    tokens = float(limits.num_pages * limits.page_size)
+    if not side_is_right:
+        return _CAP_FRAC * tokens
+    return min((_CAP_FRAC - counts.left_share) * limits.overcommit, _CAP_FRAC) * tokens
+
+
+@compiled
+def update_headroom(state: State) -> None:
+    """Least distance between projected use and the cap, over all moments to come."""
+    counts, slots, limits = state.counts, state.slots, state.limits
+    shared = (counts.node_pages - counts.idle_pages) * limits.page_size
+    cap = _CAP_FRAC * limits.num_pages * limits.page_size - shared
+    now, held, count = counts.step, 0.0, 0
+    least = cap
+    for i in range(counts.num_running - 1, -1, -1):
+        slot = slots.by_end[i]
+        held += own_tokens(state, slot)
+        count += 1
+        after = max(slots.end_step[slot] - now, 0)
+        least = min(least, cap - held - count * after)
+    counts.headroom = least
+
+
+@compiled
+def fits(
+    state: State, request: int, cached: int, own_start: int, decodes: float, soon: bool
+) -> bool:
+    """Whether projected KV stays below the cap at every projected end while `request` runs.
+
+    Args:
+        cached: leading tokens that are there.
+        decodes: steps that it is expected to run.
+        soon: the later cap is the lower one of the right side.
+    """
+    counts, slots, limits = state.counts, state.slots, state.limits
+    size = limits.page_size
+    own = float(state.requests.known_len[request] - own_start + size)
+    new_shared = (prefix_pages(state, request, cached) + idle_pages_on_path(state, request)) * size
+    if not soon:
+        counts.headroom -= own + decodes + new_shared
+        if counts.headroom >= 0:
+            return True
+    cap_now, cap_later = later_cap(state, False), later_cap(state, soon)
+    base = (counts.node_pages - counts.idle_pages) * size + new_shared + own
+    held, count, checked_own = base, 1, False
+    now = counts.step
+    for i in range(counts.num_running - 1, -1, -1):
+        slot = slots.by_end[i]
+        after = float(max(slots.end_step[slot] - now, 0))
+        if not checked_own and after <= decodes:
+            checked_own = True
+            if held + count * decodes > (cap_now if decodes <= _SOON_STEPS else cap_later):
+                return False
+        held += own_tokens(state, slot)
+        count += 1
+        if after <= decodes and held + count * after > (
+            cap_now if after <= _SOON_STEPS else cap_later
+        ):
+            return False
+    if not checked_own:
+        return held + count * decodes <= (cap_now if decodes <= _SOON_STEPS else cap_later)
+    return True

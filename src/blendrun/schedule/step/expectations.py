@@ -1,0 +1,117 @@
+"""Expected output lengths, planned or learned from the run itself. Compiled.
+
+Learned ones are a Kaplan-Meier estimate per stratum: finished outputs are events, running ones are
+censored at their age. Survival beyond the last event holds until about twice the largest age.
+"""
+
+import numpy as np
+
+from blendrun.compiled import compiled
+from blendrun.schedule.step.state import UNLEARNED, Lengths, State
+
+_BIN_GROWTH = 1.085
+
+
+def bin_edges(longest: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Edges of length bins from 1 past `longest`: every integer first, then growing by 8.5 %."""
+    edges = [1.0]
+    while edges[-1] <= 2 * longest:
+        edges.append(max(edges[-1] + 1, np.floor(edges[-1] * _BIN_GROWTH)))
+    return np.array(edges)
+
+
+@compiled
+def bin_of(lengths: Lengths, length: float) -> int:
+    """The bin that holds `length`."""
+    found = np.searchsorted(lengths.edge, length, side="right") - 1
+    return min(max(found, 0), len(lengths.edge) - 2)
+
+
+@compiled
+def rest_of(state: State, request: int, age: int) -> tuple[float, float]:
+    """Expected output tokens beyond `age` of an unfinished output, and their expected square."""
+    columns, lengths = state.requests, state.lengths
+    limit = float(max(columns.max_output[request] - age, 1))
+    stratum = columns.stratum[request]
+    if stratum == UNLEARNED:
+        planned = columns.planned_output[request] - age
+        if planned < 1:  # longer than planned: as if it were halfway
+            planned = float(max(age, 1))
+        rest = min(planned, limit)
+        return rest, rest * rest
+    if age == 0:
+        mean, square = lengths.mean[stratum], lengths.square[stratum]
+    else:
+        mean, square = _residual(lengths, stratum, float(age))
+    if mean > limit:
+        return limit, limit * limit
+    return max(mean, 1.0), max(min(square, limit * mean), 1.0)
+
+
+@compiled
+def _residual(lengths: Lengths, stratum: int, age: float) -> tuple[float, float]:
+    edge, b = lengths.edge, bin_of(lengths, age)
+    begin, end = edge[b], edge[b + 1]
+    here, there = lengths.survival[stratum, b], lengths.survival[stratum, b + 1]
+    alive = here + (there - here) * (age - begin) / (end - begin)
+    if alive <= 0:
+        return age, 2 * age * age
+    part = (alive + there) / 2 if there > 0 else alive
+    tail = lengths.tail[stratum, b + 1] + part * (end - age)
+    tail_t = lengths.tail_t[stratum, b + 1] + part * (end * end - age * age) / 2
+    return max(tail / alive, 1.0), max(2 * (tail_t - age * tail) / alive, 1.0)
+
+
+@compiled
+def learn(state: State) -> None:
+    """Estimate survival anew from all outputs so far, finished and running."""
+    lengths, slots, columns = state.lengths, state.slots, state.requests
+    num_strata, num_bins = lengths.events.shape
+    running = np.zeros((num_strata, num_bins + 1))
+    oldest = np.zeros(num_strata)
+    for i in range(state.counts.num_running):
+        request = slots.request[slots.by_age[i]]
+        stratum = columns.stratum[request]
+        age = columns.known_len[request] - columns.prompt_len[request]
+        if stratum != UNLEARNED and age > 0:
+            running[stratum, bin_of(lengths, float(age))] += 1
+            oldest[stratum] = max(oldest[stratum], float(age))
+    for stratum in range(num_strata):
+        _estimate(lengths, stratum, running[stratum], oldest[stratum])
+
+
+@compiled
+def _estimate(
+    lengths: Lengths,
+    stratum: int,
+    running: np.ndarray[tuple[int], np.dtype[np.float64]],
+    oldest: float,
+) -> None:
+    edge, events = lengths.edge, lengths.events[stratum]
+    survival, num_bins = lengths.survival[stratum], len(events)
+    at_risk, last = events.sum() + running.sum(), 0
+    survival[0] = 1.0
+    for b in range(num_bins):
+        exposed = at_risk - running[b] / 2  # censored in the middle of the bin
+        hazard = min(events[b] / exposed, 1.0) if exposed > 0 else 0.0
+        survival[b + 1] = survival[b] * (1 - hazard)
+        if events[b] > 0 or running[b] > 0:
+            last = b
+        at_risk -= events[b] + running[b]
+    any_ended = events.sum() > 0
+    end = 2 * max(edge[last + 1] if any_ended else 0.0, oldest)
+    if not any_ended:
+        end = max(end, lengths.prior[stratum])
+    tail, tail_t = lengths.tail[stratum], lengths.tail_t[stratum]
+    tail[num_bins] = tail_t[num_bins] = 0.0
+    for b in range(num_bins - 1, -1, -1):
+        if edge[b] >= end:
+            survival[b] = 0.0
+        a, z, mean = edge[b], min(edge[b + 1], max(end, edge[b])), survival[b]
+        if edge[b + 1] < end:  # outputs are whole numbers, spread evenly over the bin
+            width = z - a
+            mean += (survival[b + 1] - survival[b]) * (width + 1) / (2 * width)
+        tail[b] = tail[b + 1] + mean * (z - a)
+        tail_t[b] = tail_t[b + 1] + mean * (z * z - a * a) / 2
+    lengths.mean[stratum] = edge[0] + tail[0]
+    lengths.square[stratum] = max(edge[0] ** 2 + 2 * tail_t[0], lengths.mean[stratum] ** 2)

@@ -1,0 +1,95 @@
+"""Work still to do: compute of prefills, decodes, context that they will read. Compiled.
+
+Their ratio steers the budget of every step. With learned lengths the sums are made anew whenever
+the estimate is; in between they follow what is computed.
+"""
+
+import math
+
+import numpy as np
+
+from blendrun.compiled import compiled
+from blendrun.schedule.step.ends import insert_end, remove_end
+from blendrun.schedule.step.expectations import rest_of
+from blendrun.schedule.step.state import DONE, RUNNING, State
+
+
+@compiled
+def chunk_s(state: State, start: int, end: int) -> float:
+    """Compute seconds of prefilling positions [start, end)."""
+    limits = state.limits
+    pairs = float(end) * float(end) - float(start) * float(start)
+    return limits.token_s * (end - start) + limits.pair_s * pairs
+
+
+@compiled
+def rest_work(state: State, request: int, decoding: bool) -> tuple[float, float]:
+    """Expected decodes of an unfinished request, and the context tokens that they read.
+
+    The first token of a prefill comes without a decode.
+    """
+    columns = state.requests
+    known = columns.known_len[request]
+    mean, square = rest_of(state, request, known - columns.prompt_len[request])
+    if decoding:
+        return mean, mean * (known - 1) + (square + mean) / 2
+    return mean - 1, (mean - 1) * known + (square - mean) / 2
+
+
+@compiled
+def begin_slot(state: State, slot: int) -> None:
+    """Note the expectations of a request that comes in; it is in no list of ends yet."""
+    slots, counts = state.slots, state.counts
+    decodes, context = rest_work(state, slots.request[slot], False)
+    slots.rest_decodes[slot], slots.rest_context[slot] = decodes, context
+    slots.end_step[slot] = counts.step + int(math.ceil(decodes))
+    insert_end(state, slot, counts.num_running)
+
+
+@compiled
+def expect_again(state: State, slot: int) -> None:
+    """Form the expectations of a running request anew."""
+    slots, counts = state.slots, state.counts
+    decodes, context = rest_work(state, slots.request[slot], slots.decoding[slot])
+    counts.rest_decodes += decodes - slots.rest_decodes[slot]
+    counts.rest_context += context - slots.rest_context[slot]
+    slots.rest_decodes[slot], slots.rest_context[slot] = decodes, context
+    remove_end(state, slot, counts.num_running)
+    slots.end_step[slot] = counts.step + int(math.ceil(decodes))
+    insert_end(state, slot, counts.num_running - 1)
+
+
+@compiled
+def expect_overdue(state: State) -> None:
+    """Requests that should have ended by now get a new expectation."""
+    slots, counts = state.slots, state.counts
+    while counts.num_running > 0 and slots.end_step[slots.by_end[0]] < counts.step:
+        expect_again(state, slots.by_end[0])
+
+
+@compiled
+def sum_up(state: State) -> None:
+    """Make the sums of decodes and context anew, over all unfinished requests."""
+    columns, slots, counts = state.requests, state.slots, state.counts
+    decodes, context = 0.0, 0.0
+    for request in range(len(columns.status)):
+        if columns.status[request] != DONE and columns.status[request] != RUNNING:
+            more, read = rest_work(state, request, False)
+            decodes += more
+            context += read
+    for i in range(counts.num_running):
+        slot = slots.by_age[i]
+        decodes += slots.rest_decodes[slot]
+        context += slots.rest_context[slot]
+    counts.rest_decodes, counts.rest_context = decodes, context
+
+
+@compiled
+def compute_per_read(state: State) -> float:
+    """Compute seconds for each second of KV reads in what is left; infinity without reads."""
+    counts, limits = state.counts, state.limits
+    read_s = counts.rest_context * limits.context_s
+    if read_s <= 0:
+        return np.inf
+    return (max(counts.prefill_s, 0.0) + counts.rest_decodes * limits.decode_s) / read_s
+

@@ -1,0 +1,62 @@
+"""From a plan's requests to what the batcher wants to know of them."""
+
+import numpy as np
+import numpy.typing as npt
+
+from blendrun.cost.cost_model import CostModel
+from blendrun.schedule.step.begin import BatcherJob, Steering
+from blendrun.tree.annotate import annotate
+from blendrun.tree.prefix_tree import Int32, PrefixTree
+
+
+def batcher_job(
+    tree: PrefixTree,
+    order: Int32,
+    max_output: Int32,
+    expected_output: Int32,
+    learned: npt.NDArray[np.bool_],
+    cost: CostModel,
+) -> BatcherJob:
+    """Price the requests of `order` for the batcher.
+
+    Args:
+        order: [≤ N] requests to run, in planned order.
+        max_output, expected_output, learned: [N]; see `BatcherJob`.
+    """
+    priced = annotate(tree, expected_output, cost)
+    decode_s = cost.decode_compute_s(tree.prompt_len, expected_output)
+    own_len = tree.edge_len[tree.leaf_node]
+    return BatcherJob(
+        tree=tree,
+        order=order,
+        max_output=max_output,
+        planned_output=expected_output.astype(np.float64),
+        learned=learned,
+        density=priced.request_density,
+        prefill_s=priced.request_compute_s - decode_s,
+        footprint=own_len + expected_output / 2,
+        root_density=priced.root_density,
+    )
+
+
+def steering(
+    admission: str, budget: str, cost: CostModel, learns: bool, seed: int = 0
+) -> Steering:
+    """How to steer on this machine.
+
+    `budget` "auto" is the ratio for two lists on hardware that overlaps compute with KV reads.
+    Where it does not, the ratio inside a step does not matter, and full steps do.
+    """
+    hardware = cost.hardware
+    if budget == "auto":
+        overlaps = hardware.overlap_exponent > 1
+        budget = "ratio" if admission == "two lists" and overlaps else "fixed"
+    return Steering(
+        admission=admission,
+        budget=budget,
+        learns=learns,
+        # fixed costs of a step make small steps dear: leave more memory to the right
+        left_slack=1.5 if hardware.step_overhead_s > 0 else 2.5,
+        overcommit=1.4 if learns else 1.0,
+        seed=seed,
+    )

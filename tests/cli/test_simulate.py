@@ -1,0 +1,134 @@
+"""`blendrun simulate`: tables, run folders, the chunk log and the grid of machines."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from cli_words import Blendrun
+from tiny_jobs import write_rows
+
+
+@pytest.fixture
+def plan(tmp_path: Path, blendrun: Blendrun) -> Path:
+    rng = np.random.default_rng(0)
+    rows = [
+        {
+            "token_ids": [*([7] * 50 if i % 2 else [8]), *rng.integers(10, 9000, 40).tolist(), i],
+            "max_tokens": 400 if i % 10 == 0 else 8,
+            "output_len": 300 if i % 10 == 0 else 4,
+        }
+        for i in range(120)
+    ]
+    source = write_rows(tmp_path / "job.jsonl", rows)
+    said = blendrun(
+        "plan", source, "-o", "plan.json", "--model", "configs/models/llama-3.1-8b.toml",
+        "--hardware", "paper-a100", "--cost", "paper", "--token-ids-column", "token_ids",
+    )  # fmt: skip
+    assert said.code == 0, said.err
+    return tmp_path / "plan.json"
+
+
+def columns(path: Path) -> dict[str, np.ndarray]:
+    table = pq.read_table(path)
+    return {name: table[name].to_numpy() for name in table.column_names}
+
+
+def last_line(text: str) -> dict:
+    return json.loads(text.strip().splitlines()[-1])
+
+
+def test_all_policies_in_one_table_and_one_line_of_json(plan: Path, blendrun: Blendrun):
+    said = blendrun("simulate", plan, "--policy", "all", "--price-per-gpu-hour", "2")
+    assert said.code == 0, said.err
+    found = last_line(said.out)
+    names = [row["policy"] for row in found["policies"]]
+    assert names == ["blend", "blendserve", "dfs", "dfs-sets", "arrival", "random"]
+    for row in found["policies"]:
+        assert 0 < row["practical_frac"] <= 1
+        assert row["price"] == pytest.approx(row["seconds"] / 3600 * 2)
+    assert "practical optimum" in said.out
+
+
+def test_report_reads_a_simulated_run(plan: Path, tmp_path: Path, blendrun: Blendrun):
+    said = blendrun("simulate", plan, "--run-dir", tmp_path / "run")
+    assert said.code == 0, said.err
+    simulated = last_line(said.out)["policies"][0]
+    said = blendrun("report", tmp_path / "run")
+    assert said.code == 0, said.err
+    report = last_line(said.out)
+    assert report["practical_frac"] == pytest.approx(simulated["practical_frac"], rel=1e-6)
+    assert report["answered_rows"] == 120
+    assert "simulated" in said.out
+
+
+def test_the_chunk_log_prices_the_run_again(plan: Path, tmp_path: Path, blendrun: Blendrun):
+    log = tmp_path / "log"
+    said = blendrun("simulate", plan, "--run-dir", tmp_path / "run", "--chunk-log", log)
+    assert said.code == 0, said.err
+    chunks, requests, nodes = (columns(log / f"{n}.parquet") for n in ("chunks", "requests", "nodes"))
+    assert len(requests["id"]) == 120
+    # prompt = own tokens + the end of its node
+    end_of = dict(zip(nodes["id"].tolist(), nodes["end"].tolist(), strict=True))
+    above = np.array([end_of[node] for node in requests["node"]])
+    assert (requests["own"] + above == requests["prompt"]).all()
+    # an independent pricing: one token per step from the step after the prefill
+    p, c, b = 8_030_261_248, 312e12, 2.039e12
+    start, end = chunks["start"].astype(float), chunks["end"].astype(float)
+    chunk_s = (2 * p * (end - start) + 4 * 4096 * 32 * (end**2 - start**2)) / c
+    prompt = dict(zip(requests["id"].tolist(), requests["prompt"].tolist(), strict=True))
+    output = dict(zip(requests["id"].tolist(), requests["output"].tolist(), strict=True))
+    steps = 1 + int(max(chunks["step"])) + max(output.values())
+    compute, read = np.zeros(steps + 1), np.zeros(steps + 1)
+    np.add.at(compute, chunks["step"], chunk_s)
+    for step, request, last in zip(chunks["step"], chunks["request"], chunks["end"], strict=True):
+        if last == prompt[request]:
+            d = output[request]
+            compute[step + 1 : step + 1 + d] += 2 * p / c
+            read[step + 1 : step + 1 + d] += (last + 1 + np.arange(d)) * 131072 / b
+    busy = (compute > 0) | (read > 0)
+    g = np.maximum(compute[busy], 2 * p / b)
+    seconds = ((g**4 + read[busy] ** 4) ** 0.25).sum()
+    assert seconds == pytest.approx(last_line(said.out)["policies"][0]["seconds"], rel=1e-6)
+
+
+def test_a_grid_of_machines_has_a_front_and_a_picture(plan: Path, tmp_path: Path, blendrun: Blendrun):
+    said = blendrun(
+        "simulate", plan, "--run-dir", tmp_path, "--what-if",
+        "hardware=a100-80gb-sxm,h200,rtx-4090 tp=1,2 dp=1..2",
+    )  # fmt: skip
+    assert said.code == 0, said.err
+    points = last_line(said.out)["points"]
+    assert len(points) == 12
+    ran = [p for p in points if p["seconds"] is not None]
+    for point in ran:
+        beaten = [
+            q
+            for q in ran
+            if q["seconds"] <= point["seconds"] and q["price"] <= point["price"] and q is not point
+        ]
+        assert point["is_best"] == (not beaten)
+    picture = (tmp_path / "what-if.svg").read_text()
+    assert picture.lstrip().startswith("<?xml")
+    assert "h200" in picture
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--policy", "fastest"], "no policy 'fastest'"),
+        (["--what-if", "gpu=h200"], "'gpu=h200' is not understood"),
+        (["--what-if", "tp=a"], "tp=a is not a list of numbers"),
+        (["--what-if", "dp=2..1"], "ranges ascend"),
+        (["--price-per-gpu-hour", "much"], "'much' is not a price"),
+        (["--hardware", "abacus"], "no hardware profile 'abacus'"),
+        (["--lengths", "guess"], "lengths must be one of auto, exact, static, survival"),
+        (["--tp", "3"], "cannot be divided among 3 ranks"),
+    ],
+)
+def test_what_cannot_be_done_is_said(plan: Path, words: list[str], message: str, blendrun: Blendrun):
+    said = blendrun("simulate", plan, *words)
+    assert said.code == 2
+    assert message in said.err
