@@ -30,9 +30,7 @@ from blendrun.workloads.synthesis import PAPER_TRACES, long_output_workload, pap
 from blendrun.workloads.workload import Workload
 
 PRIOR = 256
-GRID = [
-    (round(0.8 + 0.05 * i, 2), round(0.05 + 0.1 * j, 2)) for i in range(13) for j in range(5)
-]
+GRID = [(round(0.8 + 0.05 * i, 2), round(0.05 + 0.1 * j, 2)) for i in range(13) for j in range(5)]
 KNOWN, LEARNED = "exact", "survival"
 
 

@@ -1,8 +1,10 @@
 """Small batchers, driven without a model: outputs end after a given number of tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numba
 import numpy as np
 
 from blendrun.cost.step_prices import StepPrices
@@ -83,7 +85,7 @@ class TinyRun:
         self.batcher = Batcher(job, limits, PRICES, how, self.share)
 
     def step(self) -> Batch | None:
-        before = self.batcher.state.slots.request.copy()
+        before = self.batcher.state.slots["request"].copy()
         batch = self.batcher.next_batch()
         if batch is None:
             return None
@@ -103,6 +105,16 @@ class TinyRun:
             batches.append(batch)
             assert len(batches) < most_steps, "the job does not end"
         return batches
+
+
+def from_python(part: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiled part, made callable from a test."""
+
+    @numba.njit
+    def call(*args):
+        return part(*args)
+
+    return call
 
 
 def distinct(lengths: Sequence[int]) -> list[list[int]]:

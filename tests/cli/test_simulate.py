@@ -68,7 +68,9 @@ def test_the_chunk_log_prices_the_run_again(plan: Path, tmp_path: Path, blendrun
     log = tmp_path / "log"
     said = blendrun("simulate", plan, "--run-dir", tmp_path / "run", "--chunk-log", log)
     assert said.code == 0, said.err
-    chunks, requests, nodes = (columns(log / f"{n}.parquet") for n in ("chunks", "requests", "nodes"))
+    chunks, requests, nodes = (
+        columns(log / f"{n}.parquet") for n in ("chunks", "requests", "nodes")
+    )
     assert len(requests["id"]) == 120
     # prompt = own tokens + the end of its node
     end_of = dict(zip(nodes["id"].tolist(), nodes["end"].tolist(), strict=True))
@@ -94,7 +96,9 @@ def test_the_chunk_log_prices_the_run_again(plan: Path, tmp_path: Path, blendrun
     assert seconds == pytest.approx(last_line(said.out)["policies"][0]["seconds"], rel=1e-6)
 
 
-def test_a_grid_of_machines_has_a_front_and_a_picture(plan: Path, tmp_path: Path, blendrun: Blendrun):
+def test_a_grid_of_machines_has_a_front_and_a_picture(
+    plan: Path, tmp_path: Path, blendrun: Blendrun
+):
     said = blendrun(
         "simulate", plan, "--run-dir", tmp_path, "--what-if",
         "hardware=a100-80gb-sxm,h200,rtx-4090 tp=1,2 dp=1..2",
@@ -128,7 +132,9 @@ def test_a_grid_of_machines_has_a_front_and_a_picture(plan: Path, tmp_path: Path
         (["--tp", "3"], "cannot be divided among 3 ranks"),
     ],
 )
-def test_what_cannot_be_done_is_said(plan: Path, words: list[str], message: str, blendrun: Blendrun):
+def test_what_cannot_be_done_is_said(
+    plan: Path, words: list[str], message: str, blendrun: Blendrun
+):
     said = blendrun("simulate", plan, *words)
     assert said.code == 2
     assert message in said.err

@@ -28,9 +28,7 @@ def tree_with_groups(prefix_len: list[int], group: np.ndarray, own_len: np.ndarr
     used = np.concatenate([np.isin(np.arange(groups), group), [True]])
     keep = np.concatenate([np.ones(n, bool), used])
     new = np.cumsum(keep) - 1
-    topology = Topology(
-        new[parents[keep]].astype(np.int32), depths[keep].astype(np.int32)
-    )
+    topology = Topology(new[parents[keep]].astype(np.int32), depths[keep].astype(np.int32))
     return arrange(topology, np.arange(keep.sum(), dtype=float))
 
 
@@ -98,7 +96,7 @@ def test_wrong_estimates_cost_few_preemptions_and_no_livelock(first: int):
         state = outcome.ranks[0].state
         assert state.counts["num_finished"] == len(job.output_len), seed
         assert state.counts["free_pages"] == state.limits["num_pages"], seed
-        assert state.requests.num_preempted.max() <= 4, seed
+        assert state.requests["num_preempted"].max() <= 4, seed
         total += outcome.prompt_tokens + outcome.output_tokens
         recomputed += outcome.recomputed_tokens
     assert recomputed < 0.02 * total

@@ -178,9 +178,7 @@ def test_the_ratio_budget_keeps_compute_and_reads_in_proportion():
             num_pages=10_000,
         )
         batches = run.finish()
-        when = np.repeat(
-            np.arange(len(batches)), [batch.num_prefill_tokens for batch in batches]
-        )
+        when = np.repeat(np.arange(len(batches)), [batch.num_prefill_tokens for batch in batches])
         return float(np.median(when)) / len(batches)
 
     assert spread("fixed") < 0.1 < 0.2 < spread("ratio")

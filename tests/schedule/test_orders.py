@@ -12,7 +12,9 @@ from tiny_jobs import cost_model, prompt_lists, tree_of
 COST = cost_model()
 
 
-def order(policy, prompts, output_len, seed=0, keep_sharing=0.5, everything_fits=False, capacity=5000):
+def order(
+    policy, prompts, output_len, seed=0, keep_sharing=0.5, everything_fits=False, capacity=5000
+):
     tree = tree_of(prompts)
     lengths = np.asarray(output_len, np.int32)
     settings = OrderSettings(seed, keep_sharing, everything_fits, capacity)

@@ -154,9 +154,7 @@ def simulate_job(
         lambda tree: annotate(tree, planned, cost),
         OrderSettings(options.seed, options.keep_sharing, False, cost.kv_capacity_tokens),
     )
-    how = steering(
-        order.admission, options.budget, cost, bool(learned.any()), options.seed
-    )
+    how = steering(order.admission, options.budget, cost, bool(learned.any()), options.seed)
     hardware = cost.hardware
     limits = BatchLimits(
         pages,

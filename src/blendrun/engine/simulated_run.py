@@ -36,7 +36,7 @@ def write_simulated_run(
     row = stored.requests["row"].to_numpy()[np.argsort(stored.requests["request"].to_numpy())]
     with ResultJournal(run_dir) as journal:
         for rank, (simulated, part) in enumerate(zip(outcome.ranks, outcome.parts, strict=True)):
-            cached = np.maximum(simulated.state.requests.num_cached[part], 0)
+            cached = np.maximum(simulated.state.requests["num_cached"][part], 0)
             prompt_len = job.tree.prompt_len[part]
             journal.append(_answers(row[part], prompt_len, cached, job.output_len[part]))
             journal.append_steps(_steps(simulated.steps, rank + 1, simulated.state.limits))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from blendrun.compiled import compiled
+from blendrun.compiled import compiled, compiled_part
 from blendrun.cost.cost_model import CostModel
 from blendrun.cost.step_prices import StepPrices
 from blendrun.errors import BackendError
@@ -109,7 +109,7 @@ def simulate(
     return Simulated(np.concatenate(steps), all_chunks, float(clock[0]), state)
 
 
-@compiled
+@compiled_part
 def _norm(a: float, b: float, exponent: float) -> float:
     longer, shorter = max(a, b), min(a, b)
     if exponent == np.inf or longer <= 0:
@@ -125,10 +125,10 @@ def _run(
 ) -> tuple[int, int, int]:
     """Steps until the end, the next refresh or a full log: status, logged steps and chunks."""
     columns, slots, counts, step = state.requests, state.slots, state.counts, state.step
-    finished = np.zeros(len(slots.request), np.bool_)
+    finished = np.zeros(len(slots), np.bool_)
     n, m = 0, 0
     while True:
-        if n == len(log.steps) or m + len(slots.request) > len(log.chunks):
+        if n == len(log.steps) or m + len(slots) > len(log.chunks):
             return _PAUSE, n, m
         if n > 0 and must_refresh(state):
             return _PAUSE, n, m
@@ -139,7 +139,7 @@ def _run(
         compute_s, heads, prefilled, ended = 0.0, 0, 0, 0
         for i in range(counts.num_batch):
             slot, size = step.slot[i], step.num_tokens[i]
-            request, start = slots.request[slot], slots.computed[slot]
+            request, start = slots[slot].request, slots[slot].computed
             end = start + size
             if i >= counts.num_decodes:
                 prefilled += size
@@ -148,9 +148,9 @@ def _run(
                 log.chunks[m, 2], log.chunks[m, 3] = start, end
                 m += 1
             finished[i] = False
-            if end == columns.known_len[request]:
+            if end == columns[request].known_len:
                 heads += 1
-                made = columns.known_len[request] - columns.prompt_len[request] + 1
+                made = columns[request].known_len - columns[request].prompt_len + 1
                 finished[i] = made >= num_outputs[request]
                 ended += finished[i]
         tokens = counts.batch_tokens
@@ -173,5 +173,3 @@ def _run(
         row[RECOMPUTED] = counts.recomputed - recomputed
         clock[0] += step_s
         n += 1
-
-

@@ -78,7 +78,8 @@ class Batcher:
     @property
     def num_cached(self) -> Int32:
         """Prompt tokens that were there when a request first came in, [N]; -1 before."""
-        return self.state.requests.num_cached
+        cached: Int32 = self.state.requests["num_cached"]
+        return cached
 
     def next_batch(self) -> Batch | None:
         """The next step, or None when nothing runs and nothing waits.
@@ -114,7 +115,7 @@ class Batcher:
         step, slots, counts = self.state.step, self.state.slots, self.state.counts
         slot = step.slot[: counts["num_batch"]].copy()
         num_tokens = step.num_tokens[: counts["num_batch"]].copy()
-        request, start = slots.request[slot], slots.computed[slot]
+        request, start = slots["request"][slot], slots["computed"][slot]
         new_slot = step.admitted[: counts["num_admits"]].copy()
         return Batch(
             int(counts["step"]),
@@ -122,12 +123,12 @@ class Batcher:
             request,
             start,
             num_tokens,
-            start + num_tokens == self.state.requests.known_len[request],
+            start + num_tokens == self.state.requests["known_len"][request],
             int(counts["num_decodes"]),
             Freed(step.preempted[: counts["num_preempts"]].copy(), self._dropped()),
             new_slot,
-            slots.request[new_slot],
-            slots.own_start[new_slot],
+            slots["request"][new_slot],
+            slots["own_start"][new_slot],
         )
 
     def _dropped(self) -> Int32:

@@ -39,9 +39,7 @@ def batcher_job(
     )
 
 
-def steering(
-    admission: str, budget: str, cost: CostModel, learns: bool, seed: int = 0
-) -> Steering:
+def steering(admission: str, budget: str, cost: CostModel, learns: bool, seed: int = 0) -> Steering:
     """How to steer on this machine.
 
     `budget` "auto" is the ratio for two lists on hardware that overlaps compute with KV reads.

@@ -5,11 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blendrun.schedule.step import ends
 from blendrun.schedule.step.begin import BatchLimits, Steering, new_state
-from blendrun.schedule.step.ends import fits, insert_end, remove_end, update_headroom
 from blendrun.schedule.step.state import State
 from tiny_jobs import tree_of
-from tiny_steps import PRICES, batcher_job, distinct
+from tiny_steps import PRICES, batcher_job, distinct, from_python
+
+fits = from_python(ends.fits)
+insert_end = from_python(ends.insert_end)
+remove_end = from_python(ends.remove_end)
+update_headroom = from_python(ends.update_headroom)
 
 
 def running(held: list[int], rest: list[int], num_pages: int, candidate: int) -> State:
@@ -21,9 +26,9 @@ def running(held: list[int], rest: list[int], num_pages: int, candidate: int) ->
         job, BatchLimits(num_pages, 1, 100, len(lengths)), PRICES, Steering("two lists")
     )
     for slot, (tokens, steps) in enumerate(zip(held, rest, strict=True)):
-        state.slots.request[slot] = slot
-        state.slots.computed[slot] = state.slots.goal[slot] = tokens
-        state.slots.end_step[slot] = steps
+        state.slots["request"][slot] = slot
+        state.slots["computed"][slot] = state.slots["goal"][slot] = tokens
+        state.slots["end_step"][slot] = steps
         insert_end(state, slot, slot)
         state.counts["num_running"] += 1
     return state
@@ -68,13 +73,13 @@ def test_the_quick_answer_is_never_more_generous(
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.data())
 def test_the_list_of_ends_stays_sorted(ends: list[int], data: st.DataObject):
     state = running([1] * len(ends), ends, 1000, 1)
-    slots = state.slots
-    assert slots.end_step[slots.by_end[: len(ends)]].tolist() == sorted(ends)
+    by_end, end_step = state.index.by_end, state.slots["end_step"]
+    assert end_step[by_end[: len(ends)]].tolist() == sorted(ends)
     gone = data.draw(st.integers(0, len(ends) - 1))
     remove_end(state, gone, len(ends))
-    left = slots.by_end[: len(ends) - 1]
+    left = by_end[: len(ends) - 1]
     assert gone not in left
-    assert (np.diff(slots.end_step[left]) >= 0).all()
+    assert (np.diff(end_step[left]) >= 0).all()
 
 
 @pytest.mark.parametrize(("decodes", "expected"), [(400, True), (2000, False)])

@@ -3,11 +3,15 @@
 import numpy as np
 import pytest
 
+from blendrun.schedule.step import expectations
 from blendrun.schedule.step.begin import BatchLimits, Steering, new_state
-from blendrun.schedule.step.expectations import bin_edges, bin_of, learn, rest_of
+from blendrun.schedule.step.expectations import bin_edges, learn
 from blendrun.schedule.step.state import State
 from tiny_jobs import tree_of
-from tiny_steps import PRICES, batcher_job, distinct
+from tiny_steps import PRICES, batcher_job, distinct, from_python
+
+bin_of = from_python(expectations.bin_of)
+rest_of = from_python(expectations.rest_of)
 
 
 def state_of(num_requests: int, prior: int = 100, max_output: int = 100_000) -> State:
@@ -24,12 +28,12 @@ def state_of(num_requests: int, prior: int = 100, max_output: int = 100_000) -> 
 
 def observe(state: State, ended: np.ndarray, running: tuple[int, ...] = ()) -> None:
     """Outputs that have ended, all of stratum 0, and the ages of running ones."""
-    state.requests.stratum[:] = 0
+    state.requests["stratum"] = 0
     for length in ended:
         state.lengths.events[0, bin_of(state.lengths, float(length))] += 1
     for i, age in enumerate(running):
-        state.requests.known_len[i] = state.requests.prompt_len[i] + age
-        state.slots.request[i], state.slots.by_age[i] = i, i
+        state.requests["known_len"][i] = state.requests["prompt_len"][i] + age
+        state.slots["request"][i], state.index.by_age[i] = i, i
     state.counts["num_running"] = len(running)
     learn(state)
 

@@ -5,10 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrun.schedule.batcher import Batcher
+from blendrun.schedule.step import lists
 from blendrun.schedule.step.begin import BatchLimits, Steering
-from blendrun.schedule.step.lists import last_waiting, next_waiting, take_right
 from tiny_jobs import tree_of
-from tiny_steps import PRICES, TinyRun, batcher_job, distinct
+from tiny_steps import PRICES, TinyRun, batcher_job, distinct, from_python
+
+last_waiting = from_python(lists.last_waiting)
+next_waiting = from_python(lists.next_waiting)
+take_right = from_python(lists.take_right)
 
 
 def batcher(prompt_len: list[int], output_len: list[int], **how: object) -> Batcher:
@@ -18,20 +22,20 @@ def batcher(prompt_len: list[int], output_len: list[int], **how: object) -> Batc
 
 
 def test_dense_requests_wait_on_the_left_in_order_and_others_on_the_right_longest_first():
-    made = batcher([50, 3, 60, 3, 3], [2, 400, 2, 900, 500])
+    made = batcher([5000, 3, 6000, 3, 3], [2, 400, 2, 900, 500])
     assert made.state.lists.left.tolist() == [0, 2]
     assert made.state.lists.right.tolist() == [3, 4, 1]
 
 
 def test_the_left_share_of_memory_grows_with_what_the_left_needs():
-    little = batcher([50, 3], [2, 4000]).state.counts["left_share"]
-    much = batcher([50] * 200 + [3], [4] * 200 + [4000]).state.counts["left_share"]
+    little = batcher([5000, 3], [2, 400]).state.counts["left_share"]
+    much = batcher([5000] * 20 + [3], [4] * 20 + [400]).state.counts["left_share"]
     assert 0 < little < much <= 0.6
 
 
 @given(st.lists(st.integers(0, 11), max_size=30), st.integers(0, 12))
 def test_taken_places_of_the_right_list_are_skipped(taken: list[int], place: int):
-    state = batcher([3] * 12, [400 + i for i in range(12)]).state
+    state = batcher([3] * 12 + [9000], [400 + i for i in range(12)] + [2]).state
     # the least dense half of the requests is on the right; take what there is
     n = len(state.lists.right)
     gone = {t for t in taken if t < n}

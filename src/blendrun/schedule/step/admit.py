@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from blendrun.compiled import compiled
+from blendrun.compiled import compiled, compiled_part
 from blendrun.schedule.step.ends import fits, remove_end
 from blendrun.schedule.step.ledger import (
     available_pages,
@@ -47,7 +47,7 @@ _MAX_DENSITY = 1e3  # above this next to no KV is read; the partition needs a nu
 _MIN_SHARE = 0.02
 
 
-@compiled
+@compiled_part
 def can_enter(state: State, request: int, is_right: bool, force: bool) -> bool:
     """Whether `request` may come in now; `force` asks for nothing but pages."""
     counts, limits = state.counts, state.limits
@@ -61,7 +61,7 @@ def can_enter(state: State, request: int, is_right: bool, force: bool) -> bool:
     spare = (_RECOVERY_FRAC if waits else _WATERMARK_FRAC) * limits.num_pages
     if need + spare > available_pages(state):
         return False
-    if state.requests.num_preempted[request] >= _PINNED_AFTER and (
+    if state.requests[request].num_preempted >= _PINNED_AFTER and (
         counts.pinned_pages + worst_pages(state, request) > limits.num_pages
     ):
         return False
@@ -70,103 +70,102 @@ def can_enter(state: State, request: int, is_right: bool, force: bool) -> bool:
     return fits(state, request, cached, own_start_of(state, request, cached), decodes, soon)
 
 
-@compiled
+@compiled_part
 def worst_pages(state: State, request: int) -> int:
     """Pages of a request that shares nothing and uses all of its output tokens."""
     columns = state.requests
     own_start = own_start_of(state, request, 0)
-    end = columns.prompt_len[request] + columns.max_output[request] + 1
+    end = columns[request].prompt_len + columns[request].max_output + 1
     own = num_pages(own_start, end, state.limits.page_size)
     return prefix_pages(state, request, 0) + own + 1
 
 
-@compiled
+@compiled_part
 def admit(state: State, request: int, side: int) -> int:
     """Take a waiting request into the running ones; its slot."""
     columns, slots, counts = state.requests, state.slots, state.counts
     taken_back(state, request)
     cached, _ = match(state, request)
-    slot = slots.free[state.limits.max_seqs - counts.num_running - 1]
-    slots.request[slot] = request
-    slots.decoding[slot] = False
-    slots.age[slot] = counts.num_admitted
+    slot = state.index.free[state.limits.max_seqs - counts.num_running - 1]
+    slots[slot].request = request
+    slots[slot].decoding = False
     enter(state, slot, request, cached)
     begin_slot(state, slot)
-    slots.by_age[counts.num_running] = slot
+    state.index.by_age[counts.num_running] = slot
     counts.num_running += 1
     counts.num_admitted += 1
     counts.num_waiting -= 1
-    columns.status[request] = RUNNING
-    columns.side[request] = side
+    columns[request].status = RUNNING
+    columns[request].side = side
     if side == RIGHT:
         counts.num_right += 1
-        counts.right_in_use += columns.footprint[request]
+        counts.right_in_use += columns[request].footprint
     else:
-        counts.left_in_use += columns.footprint[request]
-    if columns.num_cached[request] < 0:
-        columns.num_cached[request] = cached
-    if columns.num_preempted[request] >= _PINNED_AFTER:
+        counts.left_in_use += columns[request].footprint
+    if columns[request].num_cached < 0:
+        columns[request].num_cached = cached
+    if columns[request].num_preempted >= _PINNED_AFTER:
         counts.pinned_pages += worst_pages(state, request)
     state.step.admitted[counts.num_admits] = slot
     counts.num_admits += 1
     return slot
 
 
-@compiled
+@compiled_part
 def remove(state: State, slot: int, finished: bool) -> None:
     """A request leaves its slot, for good or to wait again."""
     columns, slots, counts = state.requests, state.slots, state.counts
-    request = slots.request[slot]
-    if slots.decoding[slot]:
+    request = slots[slot].request
+    if slots[slot].decoding:
         counts.num_decoding -= 1
-        counts.context -= slots.computed[slot]
+        counts.context -= slots[slot].computed
     leave(state, slot, finished)
     remove_end(state, slot, counts.num_running)
     i = 0
-    while slots.by_age[i] != slot:
+    while state.index.by_age[i] != slot:
         i += 1
     for j in range(i, counts.num_running - 1):
-        slots.by_age[j] = slots.by_age[j + 1]
+        state.index.by_age[j] = state.index.by_age[j + 1]
     counts.num_running -= 1
-    slots.free[state.limits.max_seqs - counts.num_running - 1] = slot
-    slots.request[slot] = NOBODY
-    slots.decoding[slot] = False
-    counts.rest_decodes -= slots.rest_decodes[slot]
-    counts.rest_context -= slots.rest_context[slot]
-    if columns.side[request] == RIGHT:
+    state.index.free[state.limits.max_seqs - counts.num_running - 1] = slot
+    slots[slot].request = NOBODY
+    slots[slot].decoding = False
+    counts.rest_decodes -= slots[slot].rest_decodes
+    counts.rest_context -= slots[slot].rest_context
+    if columns[request].side == RIGHT:
         counts.num_right -= 1
-        counts.right_in_use -= columns.footprint[request]
+        counts.right_in_use -= columns[request].footprint
     else:
-        counts.left_in_use -= columns.footprint[request]
-    if columns.num_preempted[request] >= _PINNED_AFTER:
+        counts.left_in_use -= columns[request].footprint
+    if columns[request].num_preempted >= _PINNED_AFTER:
         counts.pinned_pages -= worst_pages(state, request)
-    columns.status[request] = DONE if finished else WAITING
+    columns[request].status = DONE if finished else WAITING
 
 
-@compiled
+@compiled_part
 def preempt(state: State) -> bool:
     """Send the youngest request that came from the right back, else the youngest; False: none."""
     columns, slots, counts = state.requests, state.slots, state.counts
     victim, rank = NOBODY, -1
     for i in range(counts.num_running):
-        slot = slots.by_age[i]
-        request = slots.request[slot]
-        if columns.num_preempted[request] >= _PINNED_AFTER:
+        slot = state.index.by_age[i]
+        request = slots[slot].request
+        if columns[request].num_preempted >= _PINNED_AFTER:
             continue
-        mine = i + (counts.num_running if columns.side[request] == RIGHT else 0)
+        mine = i + (counts.num_running if columns[request].side == RIGHT else 0)
         if mine > rank:
             victim, rank = slot, mine
     if victim == NOBODY:
         return False
-    request, computed = slots.request[victim], slots.computed[victim]
-    columns.computed_before[request] = max(columns.computed_before[request], computed)
-    if slots.decoding[victim]:
+    request, computed = slots[victim].request, slots[victim].computed
+    columns[request].computed_before = max(columns[request].computed_before, computed)
+    if slots[victim].decoding:
         counts.prefill_s += state.limits.head_s
-    if computed > slots.own_start[victim]:
-        counts.prefill_s += chunk_s(state, slots.own_start[victim], computed)
-    side = columns.side[request]
+    if computed > slots[victim].own_start:
+        counts.prefill_s += chunk_s(state, slots[victim].own_start, computed)
+    side = columns[request].side
     remove(state, victim, False)
-    columns.num_preempted[request] += 1
+    columns[request].num_preempted += 1
     counts.preemptions += 1
     counts.num_waiting += 1
     decodes, context = rest_work(state, request, False)
@@ -178,7 +177,7 @@ def preempt(state: State) -> bool:
     return True
 
 
-@compiled
+@compiled_part
 def right_that_fits(state: State) -> int:
     """The longest request of the right list that fits; takes it off the list. NOBODY: none."""
     counts, lists, limits = state.counts, state.lists, state.limits
@@ -214,7 +213,7 @@ def right_that_fits(state: State) -> int:
     return lists.right[place]
 
 
-@compiled
+@compiled_part
 def next_on_demand(state: State, force: bool) -> tuple[int, int]:
     """The request that comes in while budget is left, and its side; NOBODY: none may."""
     limits = state.limits
@@ -222,7 +221,7 @@ def next_on_demand(state: State, force: bool) -> tuple[int, int]:
     if limits.admission == TWO_ENDED:
         return _next_of_two_ends(state, left, force)
     if left != NOBODY and can_enter(state, left, False, force):
-        side = state.requests.side[left] if limits.admission == TWO_LISTS else LEFT
+        side = state.requests[left].side if limits.admission == TWO_LISTS else LEFT
         return left, side
     if force and limits.admission == TWO_LISTS:
         counts, lists = state.counts, state.lists
@@ -238,7 +237,7 @@ def next_on_demand(state: State, force: bool) -> tuple[int, int]:
     return NOBODY, LEFT
 
 
-@compiled
+@compiled_part
 def _next_of_two_ends(state: State, left: int, force: bool) -> tuple[int, int]:
     """The emptier side goes first, and each has its share of memory (paper, algorithm 3)."""
     columns, counts, limits = state.requests, state.counts, state.limits
@@ -246,7 +245,7 @@ def _next_of_two_ends(state: State, left: int, force: bool) -> tuple[int, int]:
     tokens = float(limits.num_pages * limits.page_size)
     share = 1.0
     if left != NOBODY and right != NOBODY:
-        share = _left_share(columns.density[left], columns.density[right], limits.root_density)
+        share = _left_share(columns[left].density, columns[right].density, limits.root_density)
     room_left = share * tokens
     room_right = (1 - share if share < 1 else 1.0) * tokens
     left_first = counts.left_in_use / room_left <= counts.right_in_use / room_right
@@ -257,13 +256,13 @@ def _next_of_two_ends(state: State, left: int, force: bool) -> tuple[int, int]:
             continue
         in_use = counts.left_in_use if is_left else counts.right_in_use
         room = room_left if is_left else room_right
-        has_room = in_use + columns.footprint[request] <= room or in_use <= 0
+        has_room = in_use + columns[request].footprint <= room or in_use <= 0
         if (force or has_room) and can_enter(state, request, not is_left, force):
             return request, LEFT if is_left else RIGHT
     return NOBODY, LEFT
 
 
-@compiled
+@compiled_part
 def _left_share(left: float, right: float, root: float) -> float:
     """Share of memory with which the running mix has the root's density (paper, section 5.3)."""
     left, right, root = (
@@ -275,7 +274,7 @@ def _left_share(left: float, right: float, root: float) -> float:
     return min(max(share, _MIN_SHARE), 1 - _MIN_SHARE)
 
 
-@compiled
+@compiled_part
 def taken_from_end(state: State, request: int, side: int) -> None:
     """Move the right end of a sequence with two ends past `request`."""
     counts, lists = state.counts, state.lists
@@ -286,8 +285,6 @@ def taken_from_end(state: State, request: int, side: int) -> None:
         and lists.left[counts.at_right - 1] == request
     ):
         counts.at_right -= 1
-
-
 
 
 @compiled

@@ -1,6 +1,7 @@
 """Make the columns of a batcher, for the requests that are to run."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,18 +14,20 @@ from blendrun.schedule.step.state import (
     FIXED,
     LIMITS,
     NOBODY,
+    NODE,
     ONE_LIST,
     RATIO,
+    REQUEST,
     ROOT,
+    SLOT,
+    STRATUM,
     TWO_ENDED,
     TWO_LISTS,
     UNLEARNED,
     WAITING,
+    Index,
     Lengths,
     Lists,
-    Nodes,
-    Requests,
-    Slots,
     State,
     Step,
 )
@@ -90,6 +93,12 @@ def new_state(
         requests,
         nodes,
         _slots(limits.max_seqs),
+        Index(
+            np.zeros(limits.max_seqs, np.int32),
+            np.zeros(limits.max_seqs, np.int32),
+            np.arange(limits.max_seqs - 1, -1, -1, dtype=np.int32),
+            np.zeros(job.tree.num_nodes, np.int32),
+        ),
         _lists(job, stratum, how),
         _lengths(job, stratum, strata, int(job.max_output.max(initial=1))),
         Step(
@@ -133,67 +142,39 @@ def _strata(job: BatcherJob, how: Steering) -> tuple[Int32, int]:
     return np.where(job.learned, stratum, UNLEARNED).astype(np.int32), len(nodes)
 
 
-def _requests(job: BatcherJob, stratum: Int32, share: bool) -> Requests:
+def _requests(job: BatcherJob, stratum: Int32, share: bool) -> Any:
     tree = job.tree
     n = tree.num_requests
     above = tree.parent[tree.leaf_node]
-    prompt_len = tree.prompt_len.astype(np.int32)
-    status = np.full(n, DONE, np.int8)
-    status[job.order] = WAITING
-    return Requests(
-        prompt_len=prompt_len,
-        known_len=prompt_len.copy(),
-        branch_len=(tree.depth[above] if share else np.zeros(n)).astype(np.int32),
-        node=(above if share else np.full(n, ROOT)).astype(np.int32),
-        computed_before=np.zeros(n, np.int32),
-        num_cached=np.full(n, -1, np.int32),
-        max_output=np.array(job.max_output, np.int32),
-        planned_output=np.array(job.planned_output, np.float64),
-        stratum=stratum,
-        footprint=np.array(job.footprint, np.float64),
-        density=np.array(job.density, np.float64),
-        prefill_s=np.array(job.prefill_s, np.float64),
-        status=status,
-        side=np.zeros(n, np.int8),
-        num_preempted=np.zeros(n, np.int8),
-    )
+    rows = np.zeros(n, REQUEST).view(np.recarray)
+    rows["prompt_len"] = rows["known_len"] = tree.prompt_len
+    rows["branch_len"] = tree.depth[above] if share else 0
+    rows["node"] = above if share else ROOT
+    rows["num_cached"] = -1
+    rows["max_output"], rows["planned_output"] = job.max_output, job.planned_output
+    rows["stratum"] = stratum
+    rows["footprint"], rows["density"] = job.footprint, job.density
+    rows["prefill_s"] = job.prefill_s
+    rows["status"] = DONE
+    rows["status"][job.order] = WAITING
+    return rows
 
 
-def _nodes(tree: PrefixTree, order: Int32, share: bool) -> Nodes:
-    k = tree.num_nodes
+def _nodes(tree: PrefixTree, order: Int32, share: bool) -> Any:
     is_pending = np.zeros(tree.num_requests, np.int64)
     is_pending[order] = 1
     running = np.concatenate([[0], np.cumsum(is_pending[tree.leaf_order])])
-    waiting = running[tree.last_leaf] - running[tree.first_leaf]
-    return Nodes(
-        parent=np.array(tree.parent, np.int32),
-        start=np.array(tree.edge_start, np.int32),
-        end=np.array(tree.depth, np.int32),
-        filled=np.zeros(k, np.int32),
-        users=np.zeros(k, np.int32),
-        waiting=(waiting if share else np.zeros(k)).astype(np.int32),
-        owner=np.full(k, NOBODY, np.int32),
-        resident=np.zeros(k, np.int32),
-        place=np.zeros(k, np.int32),
-    )
+    rows = np.zeros(tree.num_nodes, NODE).view(np.recarray)
+    rows["parent"], rows["start"], rows["end"] = tree.parent, tree.edge_start, tree.depth
+    rows["waiting"] = running[tree.last_leaf] - running[tree.first_leaf] if share else 0
+    rows["owner"] = NOBODY
+    return rows
 
 
-def _slots(max_seqs: int) -> Slots:
-    return Slots(
-        request=np.full(max_seqs, NOBODY, np.int32),
-        computed=np.zeros(max_seqs, np.int32),
-        decoding=np.zeros(max_seqs, np.bool_),
-        own_start=np.zeros(max_seqs, np.int32),
-        promised=np.zeros(max_seqs, np.int64),
-        goal=np.zeros(max_seqs, np.int32),
-        age=np.zeros(max_seqs, np.int64),
-        end_step=np.zeros(max_seqs, np.int64),
-        rest_decodes=np.zeros(max_seqs, np.float64),
-        rest_context=np.zeros(max_seqs, np.float64),
-        by_age=np.zeros(max_seqs, np.int32),
-        by_end=np.zeros(max_seqs, np.int32),
-        free=np.arange(max_seqs - 1, -1, -1, dtype=np.int32),
-    )
+def _slots(max_seqs: int) -> Any:
+    rows = np.zeros(max_seqs, SLOT).view(np.recarray)
+    rows["request"] = NOBODY
+    return rows
 
 
 def _lists(job: BatcherJob, stratum: Int32, how: Steering) -> Lists:
@@ -247,27 +228,24 @@ def _lengths(job: BatcherJob, stratum: Int32, strata: int, longest: int) -> Leng
     learned = learned[learned != UNLEARNED]
     total = np.bincount(learned, planned, strata)
     prior = total / np.maximum(np.bincount(learned, minlength=strata), 1)
-    prior = np.maximum(prior, 1.0)
+    rows = np.zeros(strata, STRATUM).view(np.recarray)
+    rows["prior"] = rows["mean_len"] = rows["listed_mean"] = np.maximum(prior, 1.0)
+    rows["square_len"] = 2 * rows["prior"] ** 2
     return Lengths(
         edge=edge,
         events=np.zeros((strata, bins)),
         survival=np.ones((strata, bins + 1)),
         tail=np.zeros((strata, bins + 1)),
         tail_t=np.zeros((strata, bins + 1)),
-        prior=prior,
-        finished=np.zeros(strata, np.int64),
-        admitted=np.zeros(strata, np.int64),
-        mean=prior.copy(),
-        square=2 * prior**2,
-        listed_mean=prior.copy(),
+        strata=rows,
     )
 
 
-def _unique_prefill_s(job: BatcherJob, prices: StepPrices, nodes: Nodes, share: bool) -> float:
+def _unique_prefill_s(job: BatcherJob, prices: StepPrices, nodes: Any, share: bool) -> float:
     """Compute of all prompts, every shared prefix once."""
     tree = job.tree
     if share:
-        needed = nodes.waiting > 0
+        needed = nodes["waiting"] > 0
         start, end = tree.edge_start[needed].astype(float), tree.depth[needed].astype(float)
     else:
         end = tree.prompt_len[job.order].astype(float)

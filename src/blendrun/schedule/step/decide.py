@@ -7,7 +7,7 @@ rest of the job has. Then both resources are busy in every step, and run out tog
 
 import numpy as np
 
-from blendrun.compiled import compiled
+from blendrun.compiled import compiled, compiled_part
 from blendrun.schedule.step.admit import (
     admit,
     next_on_demand,
@@ -86,17 +86,17 @@ def decide(state: State) -> int:
     return STUCK if counts.num_running + counts.num_waiting > 0 else OVER
 
 
-@compiled
+@compiled_part
 def _schedule_decodes(state: State) -> bool:
     """All decodes, oldest first; requests are sent back until their pages are there."""
     slots, counts, size = state.slots, state.counts, state.limits.page_size
     while True:
         need, n = 0, 0
         for i in range(counts.num_running):
-            slot = slots.by_age[i]
-            if slots.decoding[slot]:
-                computed = slots.computed[slot]
-                if computed % size == 0 or computed == slots.own_start[slot]:
+            slot = state.index.by_age[i]
+            if slots[slot].decoding:
+                computed = slots[slot].computed
+                if computed % size == 0 or computed == slots[slot].own_start:
                     need += 1
                 state.step.slot[n] = slot
                 state.step.num_tokens[n] = 1
@@ -110,7 +110,7 @@ def _schedule_decodes(state: State) -> bool:
     return True
 
 
-@compiled
+@compiled_part
 def _budget(state: State) -> tuple[float, int]:
     """Compute seconds and prefill tokens of this step at most."""
     counts, limits = state.counts, state.limits
@@ -124,7 +124,7 @@ def _budget(state: State) -> tuple[float, int]:
     return seconds, limits.chunk_size
 
 
-@compiled
+@compiled_part
 def _go_on(state: State, side: int, seconds: float, tokens: int) -> tuple[float, int]:
     """Prefills that have begun, oldest first; `side` NOBODY means both."""
     slots, counts = state.slots, state.counts
@@ -133,19 +133,19 @@ def _go_on(state: State, side: int, seconds: float, tokens: int) -> tuple[float,
     for i in range(counts.num_running):
         if tokens <= 0 or seconds <= 0:
             break
-        slot = slots.by_age[i]
-        mine = side == NOBODY or state.requests.side[slots.request[slot]] == side
-        if mine and not slots.decoding[slot]:
+        slot = state.index.by_age[i]
+        mine = side == NOBODY or state.requests[slots[slot].request].side == side
+        if mine and not slots[slot].decoding:
             seconds, tokens = _prefill(state, slot, seconds, tokens)
     return seconds, tokens
 
 
-@compiled
+@compiled_part
 def _prefill(state: State, slot: int, seconds: float, tokens: int) -> tuple[float, int]:
     """Schedule the next chunk of `slot`; what is left of the budget."""
     columns, slots, counts, limits = state.requests, state.slots, state.counts, state.limits
-    request, start = slots.request[slot], slots.computed[slot]
-    want = columns.known_len[request] - start
+    request, start = slots[slot].request, slots[slot].computed
+    want = columns[request].known_len - start
     n = min(want, tokens)
     if n > 0 and seconds < chunk_s(state, start, start + n):
         n = min(n, _affordable(limits.token_s, limits.pair_s, start, seconds))
@@ -161,7 +161,7 @@ def _prefill(state: State, slot: int, seconds: float, tokens: int) -> tuple[floa
     took_s = chunk_s(state, start, start + n) + (limits.head_s if n == want else 0.0)
     fill(state, slot, start + n)
     counts.prefill_s -= took_s
-    again = min(columns.computed_before[request], start + n) - start
+    again = min(columns[request].computed_before, start + n) - start
     counts.recomputed += max(again, 0)
     state.step.slot[counts.num_batch] = slot
     state.step.num_tokens[counts.num_batch] = n
@@ -172,7 +172,7 @@ def _prefill(state: State, slot: int, seconds: float, tokens: int) -> tuple[floa
     return seconds - took_s, tokens - n
 
 
-@compiled
+@compiled_part
 def _affordable(token_s: float, pair_s: float, start: int, seconds: float) -> int:
     """Tokens of a chunk from `start` on that take `seconds`."""
     linear = token_s + 2 * pair_s * start
@@ -194,32 +194,32 @@ def commit(state: State, finished: Bools) -> None:
     counts.num_dropped = 0
     for i in range(counts.num_batch):
         slot = state.step.slot[i]
-        request = slots.request[slot]
-        slots.computed[slot] += state.step.num_tokens[i]
+        request = slots[slot].request
+        slots[slot].computed += state.step.num_tokens[i]
         was_decoding = i < counts.num_decodes
         if was_decoding:
             counts.context += 1
-            slots.rest_decodes[slot] -= 1
-            slots.rest_context[slot] -= slots.computed[slot]
+            slots[slot].rest_decodes -= 1
+            slots[slot].rest_context -= slots[slot].computed
             counts.rest_decodes -= 1
-            counts.rest_context -= slots.computed[slot]
-        if slots.computed[slot] < columns.known_len[request]:
+            counts.rest_context -= slots[slot].computed
+        if slots[slot].computed < columns[request].known_len:
             continue
         if finished[i]:
-            stratum = columns.stratum[request]
+            stratum = columns[request].stratum
             if stratum != UNLEARNED:
-                output = columns.known_len[request] - columns.prompt_len[request] + 1
+                output = columns[request].known_len - columns[request].prompt_len + 1
                 lengths.events[stratum, bin_of(lengths, float(output))] += 1
-                lengths.finished[stratum] += 1
-            counts.finished_right += columns.side[request]
+                lengths.strata[stratum].finished += 1
+            counts.finished_right += columns[request].side
             counts.num_finished += 1
             remove(state, slot, True)
             continue
-        columns.known_len[request] += 1
+        columns[request].known_len += 1
         if not was_decoding:
-            slots.decoding[slot] = True
+            slots[slot].decoding = True
             counts.num_decoding += 1
-            counts.context += slots.computed[slot]
+            counts.context += slots[slot].computed
             expect_again(state, slot)
 
 
@@ -238,7 +238,7 @@ def refresh(state: State) -> bool:
     slots, counts = state.slots, state.counts
     learn(state)
     for i in range(counts.num_running):
-        expect_again(state, slots.by_age[i])
+        expect_again(state, state.index.by_age[i])
     sum_up(state)
     if state.limits.admission == TWO_LISTS:
         sides_of_running(state)

@@ -4,7 +4,7 @@ Every decode adds one token per step, so the order of projected ends changes onl
 expectation does: a sorted list of slots makes the whole projection one walk over it.
 """
 
-from blendrun.compiled import compiled
+from blendrun.compiled import compiled_part
 from blendrun.schedule.step.ledger import idle_pages_on_path, prefix_pages
 from blendrun.schedule.step.state import State
 
@@ -12,21 +12,21 @@ _SOON_STEPS = 512  # the left share of memory may be used for this long
 _CAP_FRAC = 0.99
 
 
-@compiled
+@compiled_part
 def insert_end(state: State, slot: int, position_count: int) -> None:
     """Put `slot` into the list of `position_count` slots, by its end."""
-    by_end, end_step = state.slots.by_end, state.slots.end_step
+    by_end, slots = state.index.by_end, state.slots
     i = position_count
-    while i > 0 and end_step[by_end[i - 1]] > end_step[slot]:
+    while i > 0 and slots[by_end[i - 1]].end_step > slots[slot].end_step:
         by_end[i] = by_end[i - 1]
         i -= 1
     by_end[i] = slot
 
 
-@compiled
+@compiled_part
 def remove_end(state: State, slot: int, position_count: int) -> None:
     """Take `slot` out of the list of `position_count` slots."""
-    by_end = state.slots.by_end
+    by_end = state.index.by_end
     i = 0
     while by_end[i] != slot:
         i += 1
@@ -34,15 +34,15 @@ def remove_end(state: State, slot: int, position_count: int) -> None:
         by_end[j] = by_end[j + 1]
 
 
-@compiled
+@compiled_part
 def own_tokens(state: State, slot: int) -> int:
     """KV tokens that a slot holds once its prefill is over, rounded up to what pages can cost."""
     slots = state.slots
-    held = max(slots.computed[slot], slots.goal[slot]) - slots.own_start[slot]
+    held = max(slots[slot].computed, slots[slot].goal) - slots[slot].own_start
     return held + state.limits.page_size - 1
 
 
-@compiled
+@compiled_part
 def later_cap(state: State, side_is_right: bool) -> float:
     """Tokens that projected use may reach beyond the next steps."""
     counts, limits = state.counts, state.limits
@@ -52,7 +52,7 @@ def later_cap(state: State, side_is_right: bool) -> float:
     return min((_CAP_FRAC - counts.left_share) * limits.overcommit, _CAP_FRAC) * tokens
 
 
-@compiled
+@compiled_part
 def update_headroom(state: State) -> None:
     """Least distance between projected use and the cap, over all moments to come."""
     counts, slots, limits = state.counts, state.slots, state.limits
@@ -61,15 +61,15 @@ def update_headroom(state: State) -> None:
     now, held, count = counts.step, 0.0, 0
     least = cap
     for i in range(counts.num_running - 1, -1, -1):
-        slot = slots.by_end[i]
+        slot = state.index.by_end[i]
         held += own_tokens(state, slot)
         count += 1
-        after = max(slots.end_step[slot] - now, 0)
+        after = max(slots[slot].end_step - now, 0)
         least = min(least, cap - held - count * after)
     counts.headroom = least
 
 
-@compiled
+@compiled_part
 def fits(
     state: State, request: int, cached: int, own_start: int, decodes: float, soon: bool
 ) -> bool:
@@ -82,7 +82,7 @@ def fits(
     """
     counts, slots, limits = state.counts, state.slots, state.limits
     size = limits.page_size
-    own = float(state.requests.known_len[request] - own_start + size)
+    own = float(state.requests[request].known_len - own_start + size)
     new_shared = (prefix_pages(state, request, cached) + idle_pages_on_path(state, request)) * size
     if not soon:
         counts.headroom -= own + decodes + new_shared
@@ -93,8 +93,8 @@ def fits(
     held, count, checked_own = base, 1, False
     now = counts.step
     for i in range(counts.num_running - 1, -1, -1):
-        slot = slots.by_end[i]
-        after = float(max(slots.end_step[slot] - now, 0))
+        slot = state.index.by_end[i]
+        after = float(max(slots[slot].end_step - now, 0))
         if not checked_own and after <= decodes:
             checked_own = True
             if held + count * decodes > (cap_now if decodes <= _SOON_STEPS else cap_later):

@@ -6,7 +6,7 @@ censored at their age. Survival beyond the last event holds until about twice th
 
 import numpy as np
 
-from blendrun.compiled import compiled
+from blendrun.compiled import compiled, compiled_part
 from blendrun.schedule.step.state import UNLEARNED, Lengths, State
 
 _BIN_GROWTH = 1.085
@@ -20,27 +20,27 @@ def bin_edges(longest: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return np.array(edges)
 
 
-@compiled
+@compiled_part
 def bin_of(lengths: Lengths, length: float) -> int:
     """The bin that holds `length`."""
     found = np.searchsorted(lengths.edge, length, side="right") - 1
     return min(max(found, 0), len(lengths.edge) - 2)
 
 
-@compiled
+@compiled_part
 def rest_of(state: State, request: int, age: int) -> tuple[float, float]:
     """Expected output tokens beyond `age` of an unfinished output, and their expected square."""
     columns, lengths = state.requests, state.lengths
-    limit = float(max(columns.max_output[request] - age, 1))
-    stratum = columns.stratum[request]
+    limit = float(max(columns[request].max_output - age, 1))
+    stratum = columns[request].stratum
     if stratum == UNLEARNED:
-        planned = columns.planned_output[request] - age
+        planned = columns[request].planned_output - age
         if planned < 1:  # longer than planned: as if it were halfway
             planned = float(max(age, 1))
         rest = min(planned, limit)
         return rest, rest * rest
     if age == 0:
-        mean, square = lengths.mean[stratum], lengths.square[stratum]
+        mean, square = lengths.strata[stratum].mean_len, lengths.strata[stratum].square_len
     else:
         mean, square = _residual(lengths, stratum, float(age))
     if mean > limit:
@@ -48,7 +48,7 @@ def rest_of(state: State, request: int, age: int) -> tuple[float, float]:
     return max(mean, 1.0), max(min(square, limit * mean), 1.0)
 
 
-@compiled
+@compiled_part
 def _residual(lengths: Lengths, stratum: int, age: float) -> tuple[float, float]:
     edge, b = lengths.edge, bin_of(lengths, age)
     begin, end = edge[b], edge[b + 1]
@@ -70,9 +70,9 @@ def learn(state: State) -> None:
     running = np.zeros((num_strata, num_bins + 1))
     oldest = np.zeros(num_strata)
     for i in range(state.counts.num_running):
-        request = slots.request[slots.by_age[i]]
-        stratum = columns.stratum[request]
-        age = columns.known_len[request] - columns.prompt_len[request]
+        request = slots[state.index.by_age[i]].request
+        stratum = columns[request].stratum
+        age = columns[request].known_len - columns[request].prompt_len
         if stratum != UNLEARNED and age > 0:
             running[stratum, bin_of(lengths, float(age))] += 1
             oldest[stratum] = max(oldest[stratum], float(age))
@@ -80,7 +80,7 @@ def learn(state: State) -> None:
         _estimate(lengths, stratum, running[stratum], oldest[stratum])
 
 
-@compiled
+@compiled_part
 def _estimate(
     lengths: Lengths,
     stratum: int,
@@ -101,7 +101,7 @@ def _estimate(
     any_ended = events.sum() > 0
     end = 2 * max(edge[last + 1] if any_ended else 0.0, oldest)
     if not any_ended:
-        end = max(end, lengths.prior[stratum])
+        end = max(end, lengths.strata[stratum].prior)
     tail, tail_t = lengths.tail[stratum], lengths.tail_t[stratum]
     tail[num_bins] = tail_t[num_bins] = 0.0
     for b in range(num_bins - 1, -1, -1):
@@ -113,5 +113,7 @@ def _estimate(
             mean += (survival[b + 1] - survival[b]) * (width + 1) / (2 * width)
         tail[b] = tail[b + 1] + mean * (z - a)
         tail_t[b] = tail_t[b + 1] + mean * (z * z - a * a) / 2
-    lengths.mean[stratum] = edge[0] + tail[0]
-    lengths.square[stratum] = max(edge[0] ** 2 + 2 * tail_t[0], lengths.mean[stratum] ** 2)
+    lengths.strata[stratum].mean_len = edge[0] + tail[0]
+    lengths.strata[stratum].square_len = max(
+        edge[0] ** 2 + 2 * tail_t[0], lengths.strata[stratum].mean_len ** 2
+    )

@@ -6,7 +6,7 @@ on the right, longest first. *Two ends* (paper, section 5.3) takes from both end
 
 import numpy as np
 
-from blendrun.compiled import compiled
+from blendrun.compiled import compiled, compiled_part
 from blendrun.schedule.step.expectations import rest_of
 from blendrun.schedule.step.remaining import compute_per_read
 from blendrun.schedule.step.state import (
@@ -25,14 +25,14 @@ _MOVED_FRAC = 0.1  # change of a stratum's mean that divides the lists anew
 _MAX_LEFT_SHARE = 0.6
 
 
-@compiled
+@compiled_part
 def must_divide(state: State) -> bool:
     """Whether what was learned has moved since the lists were made."""
     lengths = state.lengths
-    for s in range(len(lengths.mean)):
-        before = lengths.listed_mean[s]
-        is_learned = lengths.finished[s] >= LEARNED_EVENTS
-        if is_learned and abs(lengths.mean[s] - before) > _MOVED_FRAC * before:
+    for s in range(len(lengths.strata)):
+        before = lengths.strata[s].listed_mean
+        is_learned = lengths.strata[s].finished >= LEARNED_EVENTS
+        if is_learned and abs(lengths.strata[s].mean_len - before) > _MOVED_FRAC * before:
             return True
     return False
 
@@ -54,46 +54,47 @@ def divide(state: State, order: Int32) -> tuple[Int32, Int32, int, int]:
         if not still_listed(state, request):
             continue
         mean, square = rest_of(state, request, 0)
-        own = columns.prompt_len[request] - columns.branch_len[request]
+        own = columns[request].prompt_len - columns[request].branch_len
         token_steps = own * mean + (square + mean) / 2
         held += token_steps
-        stratum = columns.stratum[request]
-        known = stratum == UNLEARNED or lengths.finished[stratum] >= LEARNED_EVENTS
+        stratum = columns[request].stratum
+        known = stratum == UNLEARNED or lengths.strata[stratum].finished >= LEARNED_EVENTS
         if known and is_dense(state, request, mean, square, root):
             left[num_left] = request
             num_left += 1
             left_held += token_steps
-            columns.side[request] = LEFT
+            columns[request].side = LEFT
         else:
             right[num_right] = request
             # unknown ones come after all that is known
             length[num_right] = -mean if known else 1e9
             num_right += 1
-            columns.side[request] = RIGHT
+            columns[request].side = RIGHT
     if held > 0:
         state.counts.left_share = min(state.limits.left_slack * left_held / held, _MAX_LEFT_SHARE)
-    lengths.listed_mean[:] = lengths.mean
+    for s in range(len(lengths.strata)):
+        lengths.strata[s].listed_mean = lengths.strata[s].mean_len
     by_length = np.argsort(length[:num_right], kind="mergesort")
     return left[:num_left], right[:num_right][by_length], num_left, num_right
 
 
-@compiled
+@compiled_part
 def is_dense(state: State, request: int, mean: float, square: float, root: float) -> bool:
     """Whether a request has at least the density `root`, with these moments of its output."""
     columns, limits = state.requests, state.limits
-    read = (mean - 1) * columns.prompt_len[request] + (square - mean) / 2
-    compute_s = columns.prefill_s[request] + (mean - 1) * limits.decode_s
+    read = (mean - 1) * columns[request].prompt_len + (square - mean) / 2
+    compute_s = columns[request].prefill_s + (mean - 1) * limits.decode_s
     return read <= 0 or compute_s >= root * (limits.context_s * read)
 
 
-@compiled
+@compiled_part
 def still_listed(state: State, request: int) -> bool:
     """It has not run yet; a preempted one waits elsewhere."""
     columns = state.requests
-    return columns.status[request] == WAITING and columns.num_preempted[request] == 0
+    return columns[request].status == WAITING and columns[request].num_preempted == 0
 
 
-@compiled
+@compiled_part
 def next_waiting(state: State, place: int) -> int:
     """First place from `place` on in the right list whose request still waits."""
     after, right = state.lists.next_right, state.lists.right
@@ -107,7 +108,7 @@ def next_waiting(state: State, place: int) -> int:
             return place
 
 
-@compiled
+@compiled_part
 def last_waiting(state: State, end: int) -> int:
     """Last place before `end` in the right list whose request still waits; -1: none does."""
     before, right = state.lists.last_right, state.lists.right
@@ -121,14 +122,14 @@ def last_waiting(state: State, end: int) -> int:
             return end - 1
 
 
-@compiled
+@compiled_part
 def take_right(state: State, place: int) -> None:
     """The request at `place` of the right list comes in."""
     state.lists.next_right[place] = place + 1
     state.lists.last_right[place + 1] = place
 
 
-@compiled
+@compiled_part
 def head_left(state: State) -> int:
     """Next request of the left list, the sample first; NOBODY when it is empty."""
     counts, lists = state.counts, state.lists
@@ -145,7 +146,7 @@ def head_left(state: State) -> int:
     return NOBODY
 
 
-@compiled
+@compiled_part
 def head_right(state: State) -> int:
     """Next request at the right end of a sequence with two ends."""
     counts, lists = state.counts, state.lists
@@ -158,7 +159,7 @@ def head_right(state: State) -> int:
     return NOBODY
 
 
-@compiled
+@compiled_part
 def put_back(state: State, request: int, side: int) -> None:
     """A preempted request waits at the head of its side."""
     counts, lists = state.counts, state.lists
@@ -170,7 +171,7 @@ def put_back(state: State, request: int, side: int) -> None:
         counts.num_back_right += 1
 
 
-@compiled
+@compiled_part
 def taken_back(state: State, request: int) -> bool:
     """Whether `request` is at the head of a stack of preempted ones; takes it off."""
     counts, lists = state.counts, state.lists
@@ -183,17 +184,17 @@ def taken_back(state: State, request: int) -> bool:
     return False
 
 
-@compiled
+@compiled_part
 def sides_of_running(state: State) -> None:
     """Running requests of a learned stratum move to the side where it belongs now."""
     columns, slots, counts, lengths = state.requests, state.slots, state.counts, state.lengths
     root, num_right = compute_per_read(state), 0
     for i in range(counts.num_running):
-        request = slots.request[slots.by_age[i]]
-        stratum = columns.stratum[request]
-        if stratum != UNLEARNED and columns.status[request] == RUNNING:
-            mean, square = lengths.mean[stratum], lengths.square[stratum]
+        request = slots[state.index.by_age[i]].request
+        stratum = columns[request].stratum
+        if stratum != UNLEARNED and columns[request].status == RUNNING:
+            mean, square = lengths.strata[stratum].mean_len, lengths.strata[stratum].square_len
             dense = is_dense(state, request, mean, square, root)
-            columns.side[request] = LEFT if dense else RIGHT
-        num_right += columns.side[request]
+            columns[request].side = LEFT if dense else RIGHT
+        num_right += columns[request].side
     counts.num_right = num_right

@@ -8,13 +8,13 @@ import math
 
 import numpy as np
 
-from blendrun.compiled import compiled
+from blendrun.compiled import compiled, compiled_part
 from blendrun.schedule.step.ends import insert_end, remove_end
 from blendrun.schedule.step.expectations import rest_of
 from blendrun.schedule.step.state import DONE, RUNNING, State
 
 
-@compiled
+@compiled_part
 def chunk_s(state: State, start: int, end: int) -> float:
     """Compute seconds of prefilling positions [start, end)."""
     limits = state.limits
@@ -22,49 +22,49 @@ def chunk_s(state: State, start: int, end: int) -> float:
     return limits.token_s * (end - start) + limits.pair_s * pairs
 
 
-@compiled
+@compiled_part
 def rest_work(state: State, request: int, decoding: bool) -> tuple[float, float]:
     """Expected decodes of an unfinished request, and the context tokens that they read.
 
     The first token of a prefill comes without a decode.
     """
     columns = state.requests
-    known = columns.known_len[request]
-    mean, square = rest_of(state, request, known - columns.prompt_len[request])
+    known = columns[request].known_len
+    mean, square = rest_of(state, request, known - columns[request].prompt_len)
     if decoding:
         return mean, mean * (known - 1) + (square + mean) / 2
     return mean - 1, (mean - 1) * known + (square - mean) / 2
 
 
-@compiled
+@compiled_part
 def begin_slot(state: State, slot: int) -> None:
     """Note the expectations of a request that comes in; it is in no list of ends yet."""
     slots, counts = state.slots, state.counts
-    decodes, context = rest_work(state, slots.request[slot], False)
-    slots.rest_decodes[slot], slots.rest_context[slot] = decodes, context
-    slots.end_step[slot] = counts.step + int(math.ceil(decodes))
+    decodes, context = rest_work(state, slots[slot].request, False)
+    slots[slot].rest_decodes, slots[slot].rest_context = decodes, context
+    slots[slot].end_step = counts.step + int(math.ceil(decodes))
     insert_end(state, slot, counts.num_running)
 
 
-@compiled
+@compiled_part
 def expect_again(state: State, slot: int) -> None:
     """Form the expectations of a running request anew."""
     slots, counts = state.slots, state.counts
-    decodes, context = rest_work(state, slots.request[slot], slots.decoding[slot])
-    counts.rest_decodes += decodes - slots.rest_decodes[slot]
-    counts.rest_context += context - slots.rest_context[slot]
-    slots.rest_decodes[slot], slots.rest_context[slot] = decodes, context
+    decodes, context = rest_work(state, slots[slot].request, slots[slot].decoding)
+    counts.rest_decodes += decodes - slots[slot].rest_decodes
+    counts.rest_context += context - slots[slot].rest_context
+    slots[slot].rest_decodes, slots[slot].rest_context = decodes, context
     remove_end(state, slot, counts.num_running)
-    slots.end_step[slot] = counts.step + int(math.ceil(decodes))
+    slots[slot].end_step = counts.step + int(math.ceil(decodes))
     insert_end(state, slot, counts.num_running - 1)
 
 
-@compiled
+@compiled_part
 def expect_overdue(state: State) -> None:
     """Requests that should have ended by now get a new expectation."""
     slots, counts = state.slots, state.counts
-    while counts.num_running > 0 and slots.end_step[slots.by_end[0]] < counts.step:
-        expect_again(state, slots.by_end[0])
+    while counts.num_running > 0 and slots[state.index.by_end[0]].end_step < counts.step:
+        expect_again(state, state.index.by_end[0])
 
 
 @compiled
@@ -72,19 +72,19 @@ def sum_up(state: State) -> None:
     """Make the sums of decodes and context anew, over all unfinished requests."""
     columns, slots, counts = state.requests, state.slots, state.counts
     decodes, context = 0.0, 0.0
-    for request in range(len(columns.status)):
-        if columns.status[request] != DONE and columns.status[request] != RUNNING:
+    for request in range(len(columns)):
+        if columns[request].status != DONE and columns[request].status != RUNNING:
             more, read = rest_work(state, request, False)
             decodes += more
             context += read
     for i in range(counts.num_running):
-        slot = slots.by_age[i]
-        decodes += slots.rest_decodes[slot]
-        context += slots.rest_context[slot]
+        slot = state.index.by_age[i]
+        decodes += slots[slot].rest_decodes
+        context += slots[slot].rest_context
     counts.rest_decodes, counts.rest_context = decodes, context
 
 
-@compiled
+@compiled_part
 def compute_per_read(state: State) -> float:
     """Compute seconds for each second of KV reads in what is left; infinity without reads."""
     counts, limits = state.counts, state.limits
@@ -92,4 +92,3 @@ def compute_per_read(state: State) -> float:
     if read_s <= 0:
         return np.inf
     return (max(counts.prefill_s, 0.0) + counts.rest_decodes * limits.decode_s) / read_s
-

@@ -1,7 +1,7 @@
 """The columns that a step's decision reads and writes.
 
-Plain arrays in named tuples, scalars in one-row records, so that compiled functions share them
-with Python without copies. A *request* is a number of the plan, a *slot* a row of the engine's
+Arrays of records and plain arrays, scalars in one record, so that compiled functions share them
+with Python without copies. Few arrays, because each is an argument of every compiled function. A *request* is a number of the plan, a *slot* a row of the engine's
 page table, a *node* one of the prefix tree. Lengths are tokens.
 """
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blendrun.tree.annotate import Float64
-from blendrun.tree.prefix_tree import Int32, Int64
+from blendrun.tree.prefix_tree import Int32
 
 Int8 = npt.NDArray[np.int8]
 Bools = npt.NDArray[np.bool_]
@@ -28,56 +28,73 @@ ONE_LIST, TWO_ENDED, TWO_LISTS = 0, 1, 2  # how requests come in
 FIXED, RATIO = 0, 1  # what a step's prefill is cut to
 
 
-class Requests(NamedTuple):
-    """[N] by request number."""
+REQUEST = np.dtype(
+    [
+        ("prompt_len", np.int32),
+        ("known_len", np.int32),  # prompt and generated tokens
+        ("branch_len", np.int32),  # prompt tokens above its leaf, which others may have, too
+        ("node", np.int32),  # lowest node above its leaf; ROOT: it shares nothing
+        ("computed_before", np.int32),  # tokens whose K and V a preemption has lost
+        ("num_cached", np.int32),  # at first admission; -1 before
+        ("max_output", np.int32),
+        ("stratum", np.int32),  # whose learned lengths stand for it
+        ("planned_output", np.float64),  # output tokens that the plan expects
+        ("footprint", np.float64),  # KV tokens of its own over its life, on average
+        ("density", np.float64),  # as planned
+        ("prefill_s", np.float64),  # compute of its prompt, with its share of shared prefixes
+        ("status", np.int8),
+        ("side", np.int8),
+        ("num_preempted", np.int8),
+    ],
+    align=True,
+)
+# a node is filled from its start on, by one slot; leaves are unused
+NODE = np.dtype(
+    [
+        ("parent", np.int32),
+        ("start", np.int32),  # positions [start, end)
+        ("end", np.int32),
+        ("filled", np.int32),  # tokens whose K and V exist, or will when this step reads them
+        ("users", np.int32),  # running requests below
+        ("waiting", np.int32),  # other unfinished requests below
+        ("owner", np.int32),  # slot that is computing it
+        ("place", np.int32),  # in the list of resident nodes
+    ],
+    align=True,
+)
+SLOT = np.dtype(
+    [
+        ("request", np.int32),
+        ("computed", np.int32),  # tokens with K and V
+        ("own_start", np.int32),  # first token in pages of its own
+        ("goal", np.int32),  # length up to which its prefill goes, …
+        ("promised", np.int64),  # … and pages that it will still take
+        ("end_step", np.int64),  # step after which it is expected to leave
+        ("rest_decodes", np.float64),  # expected decodes still to do, …
+        ("rest_context", np.float64),  # … and the context tokens that they will read
+        ("decoding", np.bool_),  # all known tokens but the last are computed
+    ],
+    align=True,
+)
+STRATUM = np.dtype(
+    [
+        ("prior", np.float64),  # mean of the planned lengths
+        ("finished", np.int64),
+        ("mean_len", np.float64),  # output tokens, …
+        ("square_len", np.float64),  # … and their square, expected of a request that has not begun
+        ("listed_mean", np.float64),  # as of the last division into left and right
+    ],
+    align=True,
+)
 
-    prompt_len: Int32
-    known_len: Int32  # prompt and generated tokens
-    branch_len: Int32  # prompt tokens above its leaf, which others may have, too
-    node: Int32  # lowest node above its leaf; ROOT: it shares nothing
-    computed_before: Int32  # tokens whose K and V a preemption has lost
-    num_cached: Int32  # at first admission; -1 before
-    max_output: Int32
-    planned_output: Float64  # output tokens that the plan expects
-    stratum: Int32  # whose learned lengths stand for it
-    footprint: Float64  # KV tokens of its own over its life, on average
-    density: Float64  # as planned
-    prefill_s: Float64  # compute of its prompt, with its share of shared prefixes
-    status: Int8
-    side: Int8
-    num_preempted: Int8
 
+class Index(NamedTuple):
+    """Numbers in some order; how many count is in COUNTS."""
 
-class Nodes(NamedTuple):
-    """[K] by tree node; leaves are unused. A node is filled from its start on, by one slot."""
-
-    parent: Int32
-    start: Int32  # positions [start, end)
-    end: Int32
-    filled: Int32  # tokens whose K and V exist, or will when this step reads them
-    users: Int32  # running requests below
-    waiting: Int32  # other unfinished requests below
-    owner: Int32  # slot that is computing it
-    resident: Int32  # the nodes that hold pages, in no order; `num_resident` of them
-    place: Int32  # of a node in `resident`
-
-
-class Slots(NamedTuple):
-    """[max_seqs] by slot."""
-
-    request: Int32
-    computed: Int32  # tokens with K and V
-    decoding: Bools  # all known tokens but the last are computed
-    own_start: Int32  # first token in pages of its own
-    promised: Int64  # pages that its prefill will still take, …
-    goal: Int32  # … up to this length
-    age: Int64  # admission number
-    end_step: Int64  # step after which it is expected to leave
-    rest_decodes: Float64  # expected decodes still to do, …
-    rest_context: Float64  # … and the context tokens that they will read
     by_age: Int32  # running slots, oldest first
     by_end: Int32  # running slots, soonest end first
     free: Int32  # stack of free slots
+    resident: Int32  # nodes that hold pages
 
 
 class Lists(NamedTuple):
@@ -100,12 +117,7 @@ class Lengths(NamedTuple):
     survival: Float64  # [S, B + 1] share that reaches the bin
     tail: Float64  # [S, B + 1] integral of survival from the bin's edge on
     tail_t: Float64  # [S, B + 1] integral of survival times length
-    prior: Float64  # [S] mean of the planned lengths
-    finished: Int64  # [S]
-    admitted: Int64  # [S]
-    mean: Float64  # [S] output tokens, …
-    square: Float64  # [S] … and their square, expected of a request that has not begun
-    listed_mean: Float64  # [S] as of the last division into left and right
+    strata: Any  # [S] of STRATUM
 
 
 class Step(NamedTuple):
@@ -119,9 +131,10 @@ class Step(NamedTuple):
 
 
 class State(NamedTuple):
-    requests: Requests
-    nodes: Nodes
-    slots: Slots
+    requests: Any  # [N] of REQUEST
+    nodes: Any  # [K] of NODE, by tree node
+    slots: Any  # [max_seqs] of SLOT
+    index: Index
     lists: Lists
     lengths: Lengths
     step: Step
