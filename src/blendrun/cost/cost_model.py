@@ -96,13 +96,35 @@ class CostModel:
 
         Exponent 1 adds them up (no overlap), infinity takes the larger (perfect overlap).
         """
-        compute, memory = as_floats(compute_s), as_floats(memory_s)
-        longer, shorter = np.maximum(compute, memory), np.minimum(compute, memory)
-        ratio = np.divide(shorter, longer, out=np.zeros_like(longer), where=longer > 0)
-        exponent = self.hardware.overlap_exponent
-        if np.isinf(exponent):
-            return longer
-        return longer * (1 + ratio**exponent) ** (1 / exponent)
+        return _norm(compute_s, memory_s, self.hardware.overlap_exponent)
+
+    def gemm_s(self, compute_s: Numbers, num_tokens: Numbers) -> Floats:
+        """Time of the GEMMs of steps that compute for `compute_s` over `num_tokens` tokens.
+
+        Their norm with the time to read the weights, with the profile's weight_floor_exponent:
+        infinity takes the larger, a smaller exponent rounds the corner between the two.
+        """
+        weights = self.step_weight_read_s(num_tokens)
+        return _norm(compute_s, weights, self.hardware.weight_floor_exponent)
+
+    def collective_s(self, num_tokens: Numbers) -> Floats:
+        """Time of a step's all-reduces over `tp` ranks: two per layer, each a ring.
+
+        0 without tokens, on one rank, and in `paper`, where collectives overlap with computation
+        (section 5.5). The logits' gather after the last layer is left out.
+        """
+        tokens = as_floats(num_tokens)
+        if self.tp == 1 or self.flavour == "paper":
+            return np.zeros_like(tokens)
+        # every rank passes on each element twice, once to add and once to spread, but its own part
+        sent = (
+            2 * (self.tp - 1) / self.tp
+            * self.shape.hidden_size  # elements per token
+            * BF16_BYTES
+            * tokens
+        )  # fmt: skip
+        each = sent / self.hardware.interconnect_bandwidth + self.hardware.collective_latency_s
+        return np.where(tokens > 0, 2 * self.shape.num_layers * each, 0.0)
 
     def step_weight_read_s(self, num_tokens: Numbers) -> Floats:
         """Time to read the weights that a step over `num_tokens` tokens touches."""
@@ -124,7 +146,9 @@ class CostModel:
 
     @property
     def kv_memory_bytes(self) -> int:
-        """Memory left for KV pages on one rank, after its share of the weights; 0 if none."""
+        """Memory for KV pages on one rank: as the profile states it, else what weights leave."""
+        if self.hardware.kv_memory_bytes is not None:
+            return int(self.hardware.kv_memory_bytes)
         usable = self.hardware.memory_bytes * self.hardware.memory_frac
         return max(int(usable - self.shape.weight_bytes() / self.tp), 0)
 
@@ -140,3 +164,13 @@ class CostModel:
     def _num_decodes(self, output_len: Numbers) -> Floats:
         output = as_floats(output_len)
         return output if self.flavour == "paper" else np.maximum(output - 1, 0.0)
+
+
+def _norm(one: Numbers, other: Numbers, exponent: float) -> Floats:
+    """(one^q + other^q)^(1/q) without overflow; q = inf is the larger of the two."""
+    one, other = as_floats(one), as_floats(other)
+    longer, shorter = np.maximum(one, other), np.minimum(one, other)
+    if np.isinf(exponent):
+        return longer
+    ratio = np.divide(shorter, longer, out=np.zeros_like(longer), where=longer > 0)
+    return longer * (1 + ratio**exponent) ** (1 / exponent)

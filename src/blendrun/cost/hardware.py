@@ -35,6 +35,10 @@ class HardwareProfile:
     compute_efficiency: float = 1.0  # share of compute_flops that an engine reaches
     bandwidth_efficiency: float = 1.0
     memory_frac: float = 0.95  # share of memory_bytes for weights and KV pages together
+    kv_memory_bytes: float | None = None  # for KV pages; None: what weights leave of memory_frac
+    weight_floor_exponent: float = math.inf  # norm of a step's GEMMs and weight reads; inf = max
+    interconnect_bandwidth: float = math.inf  # byte/s to the other ranks, each way; inf = free
+    collective_latency_s: float = 0.0  # of one all-reduce, beside the time of its bytes
     step_overhead_s: float = 0.0  # fixed cost of an engine step
     gemm_tile: int = 1  # tokens; a GEMM costs as much as one rounded up to this
     chunk_limit: int = 2048  # prompt tokens that one step prefills at most
@@ -56,11 +60,18 @@ class HardwareProfile:
         for key in ("compute_efficiency", "bandwidth_efficiency", "memory_frac"):
             if not 0 < getattr(self, key) <= 1:
                 raise InputError(f"hardware profile {self.name}: {key} must be in (0, 1]")
-        if not (self.overlap_exponent >= 1 and 0 <= self.step_overhead_s < math.inf):
+        for key in ("overlap_exponent", "weight_floor_exponent"):
+            if not getattr(self, key) >= 1:  # nan is not, either
+                raise InputError(f"hardware profile {self.name}: {key} must be 1 or more")
+        for key in ("step_overhead_s", "collective_latency_s"):
+            if not 0 <= getattr(self, key) < math.inf:
+                raise InputError(f"hardware profile {self.name}: {key} must be 0 or more")
+        if not self.interconnect_bandwidth > 0:
             raise InputError(
-                f"hardware profile {self.name}: overlap_exponent must be 1 or more, "
-                "step_overhead_s 0 or more"
+                f"hardware profile {self.name}: interconnect_bandwidth must be above 0"
             )
+        if self.kv_memory_bytes is not None and not 0 < self.kv_memory_bytes < math.inf:
+            raise InputError(f"hardware profile {self.name}: kv_memory_bytes must be above 0")
 
     @classmethod
     def load(cls, spec: str) -> Self:
@@ -79,6 +90,15 @@ class HardwareProfile:
             names = ", ".join(["auto", *shipped_names("hardware")])
             raise InputError(f"no hardware profile {spec!r}", f"shipped: {names}")
         return cls._from_file(shipped, f"asked for by name: {spec}")
+
+    def to_table(self) -> dict[str, Any]:
+        """All entries but those left at an infinite default: JSON has no inf."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        return {
+            key: value
+            for key, value in dataclasses.asdict(self).items()
+            if value != math.inf or defaults[key] != math.inf
+        }
 
     @property
     def effective_flops(self) -> float:

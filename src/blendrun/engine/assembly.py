@@ -136,7 +136,7 @@ def assemble(
         "max_seqs": settings.max_seqs,
         "prefix_cache": settings.prefix_cache,
         "policy": plan.policy,
-        "hardware": asdict(hardware),
+        "hardware": hardware.to_table(),
         "model_shape": asdict(shape),
     }
     return Assembled(loop, environment)
