@@ -157,3 +157,53 @@ def test_a_small_device_has_no_kv_memory_rather_than_less_than_none():
     cost = CostModel(LLAMA, dataclasses.replace(A100, memory_bytes=8e9))
     assert cost.kv_memory_bytes == 0
     assert cost.kv_capacity_tokens == 0
+
+
+@pytest.mark.parametrize("tp", [1, 8])
+def test_stated_kv_memory_is_that_of_each_rank(tp: int):
+    cost = CostModel(LLAMA, dataclasses.replace(A100, kv_memory_bytes=60e9), tp=tp)
+    assert cost.kv_memory_bytes == 60_000_000_000
+    assert cost.kv_capacity_tokens == 60_000_000_000 // (131_072 // tp)
+
+
+def test_reference_machine_holds_the_tokens_of_60_gb():
+    cost = CostModel(LLAMA, HardwareProfile.load("paper-a100"), flavour="paper")
+    assert cost.kv_capacity_tokens == 457_763
+    assert cost.weight_read_s == pytest.approx(7.88e-3, rel=1e-3)
+
+
+def test_weights_are_the_floor_of_a_steps_gemms():
+    floor = PRODUCT.weight_read_s
+    assert PRODUCT.gemm_s([0.0, floor / 2, 3 * floor], [1, 64, 2048]).tolist() == [
+        floor,
+        floor,
+        3 * floor,
+    ]
+
+
+def test_smooth_floor_charges_for_compute_and_weights_near_the_corner():
+    cost = CostModel(LLAMA, dataclasses.replace(A100, weight_floor_exponent=2.0))
+    floor = cost.weight_read_s
+    assert cost.gemm_s(floor * 4 / 3, 512) == pytest.approx(floor * 5 / 3)
+    assert cost.gemm_s(0.0, 1) == pytest.approx(floor)
+
+
+def test_collectives_are_two_rings_per_layer():
+    cost = CostModel(LLAMA, A100, tp=4)
+    sent = 2 * 3 / 4 * 256 * 4096 * 2  # bytes that a rank passes on in one all-reduce
+    assert cost.collective_s(256) == pytest.approx(2 * 32 * (sent / 300e9 + 6e-6))
+
+
+def test_collectives_of_a_small_step_take_their_latency():
+    free = dataclasses.replace(A100, interconnect_bandwidth=float("inf"))
+    cost = CostModel(LLAMA, free, tp=8)
+    assert cost.collective_s([0, 1, 500]).tolist() == pytest.approx([0, 64 * 6e-6, 64 * 6e-6])
+
+
+@pytest.mark.parametrize(
+    "cost",
+    [PRODUCT, CostModel(LLAMA, A100, tp=8, flavour="paper")],
+    ids=["one rank", "paper overlaps them"],
+)
+def test_collectives_can_cost_nothing(cost: CostModel):
+    assert cost.collective_s([1, 500]).tolist() == [0, 0]

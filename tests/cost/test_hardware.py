@@ -1,9 +1,10 @@
+import json
 import math
 from pathlib import Path
 
 import pytest
 
-from blendrun.config import read_toml, shipped_config, shipped_names
+from blendrun.config import from_table, read_toml, shipped_config, shipped_names
 from blendrun.cost import machine
 from blendrun.cost.hardware import HardwareProfile
 from blendrun.errors import InputError
@@ -43,6 +44,37 @@ def test_every_shipped_figure_has_a_source(name: str):
 
 def test_shipped_profiles_say_that_they_are_estimates():
     assert not any(HardwareProfile.load(name).calibrated for name in shipped_names("hardware"))
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_per_s"),
+    [
+        ("a100-80gb-sxm", 300e9),
+        ("h100-sxm", 450e9),
+        ("h200", 450e9),
+        ("b200", 900e9),
+        ("l40s", 32e9),
+        ("rtx-4090", 31.5e9),
+    ],
+)
+def test_gpu_profiles_have_a_link_to_other_ranks(name: str, bytes_per_s: float):
+    profile = HardwareProfile.load(name)
+    assert profile.interconnect_bandwidth == bytes_per_s
+    assert 0 < profile.collective_latency_s < 1e-4
+
+
+def test_rough_reference_machine_is_the_ideal_one_with_losses():
+    ideal, rough = HardwareProfile.load("paper-a100"), HardwareProfile.load("paper-a100-rough")
+    assert ideal.effective_flops == 312e12
+    assert ideal.effective_bandwidth == 2.039e12
+    assert rough.effective_flops == pytest.approx(0.75 * ideal.effective_flops)
+    assert rough.effective_bandwidth == pytest.approx(0.85 * ideal.effective_bandwidth)
+    assert ideal.kv_memory_bytes == rough.kv_memory_bytes == 60e9
+    assert (ideal.overlap_exponent, rough.overlap_exponent) == (4, 3)
+    assert (ideal.weight_floor_exponent, rough.weight_floor_exponent) == (math.inf, 2)
+    assert (ideal.step_overhead_s, rough.step_overhead_s) == (0, 2e-3)
+    assert (ideal.gemm_tile, rough.gemm_tile) == (1, 128)
+    assert ideal.chunk_limit == rough.chunk_limit == 2048
 
 
 def test_cpu_profile_grows_with_usable_cores(monkeypatch: pytest.MonkeyPatch):
@@ -86,14 +118,44 @@ def test_perfect_overlap_can_be_asked_for(tmp_path: Path):
     assert math.isinf(HardwareProfile.load(write(tmp_path, text)).overlap_exponent)
 
 
+def test_what_a_profile_leaves_out_costs_nothing(tmp_path: Path):
+    profile = HardwareProfile.load(write(tmp_path, OWN))
+    assert profile.kv_memory_bytes is None
+    assert math.isinf(profile.weight_floor_exponent)
+    assert math.isinf(profile.interconnect_bandwidth)
+    assert profile.collective_latency_s == 0
+
+
+def test_infinite_entries_can_be_written_out(tmp_path: Path):
+    lines = "weight_floor_exponent = inf\ninterconnect_bandwidth = inf\nkv_memory_bytes = 5e9\n"
+    profile = HardwareProfile.load(write(tmp_path, OWN + lines))
+    assert profile.kv_memory_bytes == 5e9
+    assert math.isinf(profile.weight_floor_exponent)
+
+
+@pytest.mark.parametrize("name", shipped_names("hardware"))
+def test_table_of_a_profile_is_json_and_gives_it_back(name: str):
+    profile = HardwareProfile.load(name)
+    table = json.loads(json.dumps(profile.to_table(), allow_nan=False))
+    assert from_table(HardwareProfile, table, "table") == profile
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("speed = 1", "unknown key 'speed'"),
         ("gemm_tile = 0", "gemm_tile must be above 0"),
         ("compute_efficiency = 1.5", "compute_efficiency must be in"),
-        ("step_overhead_s = -1.0", "step_overhead_s 0 or more"),
-        ("step_overhead_s = nan", "step_overhead_s 0 or more"),
+        ("step_overhead_s = -1.0", "step_overhead_s must be 0 or more"),
+        ("step_overhead_s = nan", "step_overhead_s must be 0 or more"),
+        ("kv_memory_bytes = 0", "kv_memory_bytes must be above 0"),
+        ("kv_memory_bytes = inf", "kv_memory_bytes must be above 0"),
+        ("weight_floor_exponent = 0.5", "weight_floor_exponent must be 1 or more"),
+        ("weight_floor_exponent = nan", "weight_floor_exponent must be 1 or more"),
+        ("interconnect_bandwidth = 0", "interconnect_bandwidth must be above 0"),
+        ("interconnect_bandwidth = nan", "interconnect_bandwidth must be above 0"),
+        ("collective_latency_s = -1e-6", "collective_latency_s must be 0 or more"),
+        ("collective_latency_s = inf", "collective_latency_s must be 0 or more"),
         ("chunk_limit = 'all'", "chunk_limit must be int"),
     ],
 )

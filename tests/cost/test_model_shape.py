@@ -59,6 +59,42 @@ def test_shipped_shapes_have_the_published_sizes(name: str, total_params: int, k
     assert model.kv_bytes_per_token() == kv_bytes
 
 
+# name, parameters as their makers print them (billions), KV bytes: layers × 2 × heads × width × 2
+PUBLISHED = [
+    ("llama-3.1-8b", "8.03", 32 * 2 * 8 * 128 * 2),
+    ("llama-3.1-70b", "70.6", 80 * 2 * 8 * 128 * 2),
+    ("llama-3.1-405b", "405.9", 126 * 2 * 8 * 128 * 2),
+    ("llama-2-7b", "6.74", 524_288),
+    ("qwen2.5-7b", "7.62", 28 * 2 * 4 * 128 * 2),
+    ("qwen2.5-72b", "72.7", 80 * 2 * 8 * 128 * 2),
+    ("qwen3-32b", "32.8", 64 * 2 * 8 * 128 * 2),
+    ("qwen3-30b-a3b", "30.5", 48 * 2 * 4 * 128 * 2),
+    ("deepseek-llm-67b", "67.4", 95 * 2 * 8 * 128 * 2),
+    ("deepseek-v3", "671", 61 * (512 + 64) * 2),
+    ("mistral-7b-v0.3", "7.25", 32 * 2 * 8 * 128 * 2),
+    ("smollm2-135m", "0.1345", 30 * 2 * 3 * 64 * 2),
+]
+
+
+@pytest.mark.parametrize(("name", "billions", "kv_bytes"), PUBLISHED)
+def test_shipped_shapes_round_to_the_published_parameters(name: str, billions: str, kv_bytes: int):
+    model = ModelShape.load(name)
+    digits = len(billions.partition(".")[2])
+    assert f"{model.total_params / 1e9:.{digits}f}" == billions
+    assert model.kv_bytes_per_token() == kv_bytes
+
+
+def test_every_shipped_shape_has_a_published_size_to_compare_with():
+    assert sorted(name for name, _, _ in PUBLISHED) == shipped_names("models")
+
+
+@pytest.mark.parametrize(("name", "active"), [("qwen3-30b-a3b", 3.3e9), ("deepseek-v3", 37e9)])
+def test_active_parameters_are_the_published_ones(name: str, active: float):
+    model = ModelShape.load(name)
+    # their makers count both the embedding table and the head
+    assert model.body_params + 2 * model.head_params == pytest.approx(active, rel=0.02)
+
+
 def test_every_shipped_shape_loads_under_its_own_name():
     names = shipped_names("models")
     assert [ModelShape.load(name).name for name in names] == names

@@ -130,7 +130,7 @@ def assemble(
         "prefix_cache": settings.prefix_cache,
         "policy": plan.policy,
         "budget": plan.budget,
-        "hardware": asdict(hardware),
+        "hardware": hardware.to_table(),
         "model_shape": asdict(shape),
     }
     return Assembled(loop, environment)
