@@ -11,6 +11,7 @@ from blendrun.cli.execute import execute
 from blendrun.cli.plan import plan
 from blendrun.cli.report import report
 from blendrun.cli.run import run
+from blendrun.cli.synth import synth
 from blendrun.errors import BackendError, BlendrunError, InputError
 
 USER_ERROR, RUN_FAILED = InputError.exit_code, BackendError.exit_code
@@ -26,6 +27,7 @@ app.command()(plan)
 app.command()(execute)
 app.command()(report)
 app.command()(run)
+app.command()(synth)
 
 
 def _show_version(wanted: bool) -> None:
