@@ -27,6 +27,8 @@ def synthesize(
     """
     if num_requests < 1:
         raise InputError(f"a workload needs at least 1 request, not {num_requests}")
+    if not sets:
+        raise InputError("no set of requests given")
     if seed < 0:
         raise InputError(f"seed must be 0 or above, not {seed}")
     targets.check(len(sets))
