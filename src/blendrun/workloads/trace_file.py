@@ -49,12 +49,11 @@ def read_traces(files: Sequence[TraceFile]) -> Lengths:
         for file, table in zip(files, tables, strict=True)
     ]
     columns = [
-        np.concatenate([np.clip(table[name].to_numpy(), 1, 2**31 - 1) for table in tables])
+        np.concatenate([table[name].to_numpy().astype(np.int64) for table in tables])
         for name in (INPUT, OUTPUT)
     ]
-    return Lengths(
-        columns[0].astype(np.int32), columns[1].astype(np.int32), np.cumsum(np.concatenate(weights))
-    )
+    input_len, output_len = (np.clip(c, 1, 2**31 - 1).astype(np.int32) for c in columns)
+    return Lengths(input_len, output_len, np.cumsum(np.concatenate(weights)))
 
 
 def _read(path: Path) -> pa.Table:
@@ -69,15 +68,11 @@ def _read(path: Path) -> pa.Table:
                 f"{path} has no column {name!r} of whole numbers",
                 f"columns of this file: {', '.join(schema.names) or 'none'}",
             )
-    table = pa.Table.from_batches(read_parquet(path, (INPUT, OUTPUT)), _only_lengths(schema))
+    lengths = pa.schema([schema.field(INPUT), schema.field(OUTPUT)])
+    table = pa.Table.from_batches(read_parquet(path, lengths.names), lengths)
     if table.num_rows == 0:
         raise InputError(f"the length trace {path} has no rows")
     for name in (INPUT, OUTPUT):
         if table[name].null_count:
             raise InputError(f"{path}: column {name!r} has nulls")
     return table
-
-
-def _only_lengths(schema: pa.Schema) -> pa.Schema:
-    """Schema of the two columns, in the order in which the file has them."""
-    return pa.schema([field for field in schema if field.name in (INPUT, OUTPUT)])
