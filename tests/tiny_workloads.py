@@ -36,7 +36,7 @@ def write_azure_traces(folder: Path) -> Path:
     """Two small traces under the names of the default set burst."""
     random = np.random.default_rng(5)
     for name, mean in (("azure_code", 20), ("azure_conv", 100)):
-        rows = zip(random.integers(50, 900, 300), random.integers(1, 2 * mean, 300), strict=True)
+        rows = zip(random.integers(500, 3500, 300), random.integers(1, 2 * mean, 300), strict=True)
         write_trace(folder / f"{name}.parquet", [(int(p), int(d)) for p, d in rows])
     return folder
 

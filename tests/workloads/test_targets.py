@@ -39,9 +39,7 @@ def test_values_that_no_job_has_are_refused(density, sharing):
 
 def test_density_is_met_within_one_percent_and_sharing_within_half_a_point():
     targets = Targets(2.0, 0.5)
-    assert targets.density_met_by(Totals(20.0, 10.0, 5.04))
-    assert not targets.density_met_by(Totals(20.0, 10.0, 5.06))
-    assert targets.sharing_met_by(Totals(1000.0, 504.0, 1.0))
-    assert not targets.sharing_met_by(Totals(1000.0, 506.0, 1.0))
-    assert Targets().density_met_by(Totals(1.0, 0.0, 0.0))
-    assert Targets().sharing_met_by(Totals(1.0, 0.0, 0.0))
+    assert targets.density_miss(Totals(20.0, 10.0, 5.04)) < 1 < targets.miss(Totals(20, 10, 5.06))
+    assert targets.sharing_miss(Totals(1000.0, 504.0, 248.0)) < 1
+    assert targets.miss(Totals(1000.0, 504.0, 248.0)) < 1 < targets.miss(Totals(1000, 506, 247.0))
+    assert Targets().miss(Totals(1.0, 0.0, 0.0)) == 0

@@ -25,8 +25,7 @@ def solve_mix(pools: Sequence[Drawn], targets: Targets, cost: CostModel) -> tupl
         return tuple(pools)
     solver = MixSolver([running_sums(request_sums(pool, cost)) for pool in pools], targets)
     found = solver.solve()
-    totals = Totals.of(found.sums)
-    if not (targets.density_met_by(totals) and targets.sharing_met_by(totals)):
+    if targets.miss(Totals.of(found.sums)) > 1:
         raise solver.unreachable()
     counts = solver.counts(found)
     return tuple(

@@ -18,6 +18,8 @@ from blendrun.workloads.targets import Targets
 from blendrun.workloads.totals import Sums, Totals, density_of
 
 _SCAN = 33  # mixes looked at to tell what can be reached
+_NEAR = 16  # mixes looked at on either side of the wanted sharing
+_FINE = 10_000  # they lie this part of the requests apart
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,15 +71,19 @@ class MixSolver:
                 fewer = middle
             else:
                 more = middle
-        both = [self._with_density(shared) for shared in (fewer, more)]
-        return min(both, key=lambda found: abs(Totals.of(found.sums).sharing - wanted))
+        # in small jobs the density that can be met changes from one count to the next
+        step = 1 + self._num_requests // _FINE
+        near = np.unique([more, *(fewer + step * np.arange(-_NEAR, _NEAR + 1))])
+        near = near[(near >= 0) & (near <= self._num_requests)]
+        mixes = [self._with_density(int(shared)) for shared in near]
+        return min(mixes, key=lambda found: self._targets.miss(Totals.of(found.sums)))
 
     def unreachable(self) -> InputError:
         """Says how far the sets go."""
         last, wanted = self._num_requests, self._targets
         scan = np.linspace(0, last, _SCAN).astype(int) if self._shared is not None else [0]
         near = [Totals.of(self._with_density(int(shared)).sums) for shared in scan]
-        sharing = [totals.sharing for totals in near if wanted.density_met_by(totals)]
+        sharing = [totals.sharing for totals in near if wanted.density_miss(totals) <= 1]
         if sharing:
             what = f"sharing {wanted.sharing:g} at density {wanted.density:g}"
             reach = f"sharing {min(sharing):.3f} to {max(sharing):.3f} at that density"

@@ -50,10 +50,18 @@ class Targets:
             if not given and name in wanted:
                 raise InputError(f"which {name}? --{name} is missing", rule)
 
-    def density_met_by(self, totals: Totals) -> bool:
+    def density_miss(self, totals: Totals) -> float:
+        """Distance from the wanted density in tolerances: up to 1 is met."""
         if self.density is None:
-            return True
-        return abs(totals.density - self.density) <= DENSITY_TOLERANCE * self.density
+            return 0.0
+        return abs(totals.density / self.density - 1) / DENSITY_TOLERANCE
 
-    def sharing_met_by(self, totals: Totals) -> bool:
-        return self.sharing is None or abs(totals.sharing - self.sharing) <= SHARING_TOLERANCE
+    def sharing_miss(self, totals: Totals) -> float:
+        """Distance from the wanted sharing in tolerances: up to 1 is met."""
+        if self.sharing is None:
+            return 0.0
+        return abs(totals.sharing - self.sharing) / SHARING_TOLERANCE
+
+    def miss(self, totals: Totals) -> float:
+        """The larger of both."""
+        return max(self.density_miss(totals), self.sharing_miss(totals))
