@@ -82,7 +82,7 @@ def test_sets_of_ones_own_and_a_new_folder(synth: Blendrun, tmp_path: Path):
     sets = ["--set", "chat=trace:chat.parquet", "--set", "long=openvid", "--system-len", 5]
     said = synth("new/out.jsonl", "--requests", 500, "--density", 0.5, *sets)
     assert (said.code, said.err) == (0, "")
-    rows = [json.loads(line) for line in (tmp_path / "new" / "out.jsonl").open()]
+    rows = [json.loads(line) for line in (tmp_path / "new" / "out.jsonl").read_text().splitlines()]
     assert {row["set"] for row in rows} == {"chat", "long"}
     lengths = {len(row["prompt_token_ids"]) for row in rows if row["set"] == "chat"}
     assert lengths == {105, 705}
