@@ -125,11 +125,10 @@ class MixSolver:
 
     def _turns(self, taken: np.ndarray) -> Sums:
         """Sums over the first `taken` requests of the rest, whose sets take turns."""
-        parts = [
-            self._running[each][:, self._turn(taken, place)]
-            for place, each in enumerate(self._rest)
-        ]
-        return np.sum(parts, axis=0)
+        total = np.zeros((3, len(taken)))
+        for place, each in enumerate(self._rest):
+            total += self._running[each][:, self._turn(taken, place)]
+        return total
 
     def _turn(self, taken: np.ndarray | int, place: int) -> np.ndarray:
         """Of `taken` requests of the rest, those of the set at `place`."""
