@@ -13,6 +13,7 @@ LAYERS = (
     ("data",),
     ("cost",),
     ("tree",),
+    ("workloads",),
     ("schedule",),
     ("kernels",),
     ("engine",),

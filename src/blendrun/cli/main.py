@@ -12,6 +12,7 @@ from blendrun.cli.plan import plan
 from blendrun.cli.report import report
 from blendrun.cli.run import run
 from blendrun.cli.simulate import simulate
+from blendrun.cli.synth import synth
 from blendrun.errors import BackendError, BlendrunError, InputError
 
 USER_ERROR, RUN_FAILED = InputError.exit_code, BackendError.exit_code
@@ -28,6 +29,7 @@ app.command()(execute)
 app.command()(simulate)
 app.command()(report)
 app.command()(run)
+app.command()(synth)
 
 
 def _show_version(wanted: bool) -> None:

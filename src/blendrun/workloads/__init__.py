@@ -1,0 +1,1 @@
+"""Made-up jobs: mixes of length traces with a wanted density and prefix sharing."""
