@@ -23,7 +23,7 @@ class Optimum:
     density: float | None  # (1 − s)·T_comp / T_mem; None where no KV is read
     min_steps: int
     ideal_s: float  # the larger of the two: perfect overlap, weights cost nothing to read
-    practical_s: float  # at the machine's own overlap, weights read once per step
+    practical_s: float  # at the machine's own overlap, weights read once per step, fixed cost of each
 
 
 def optimum(
@@ -48,7 +48,8 @@ def optimum(
         density=shared_s / memory_s if memory_s > 0 else None,
         min_steps=min_steps,
         ideal_s=max(shared_s, memory_s),
-        practical_s=float(cost.overlapped_s(busy_s, memory_s)),
+        practical_s=float(cost.overlapped_s(busy_s, memory_s))
+        + min_steps * cost.hardware.step_overhead_s,
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from blendrun.tree.density_order import Annotate, split_by_density
 from blendrun.tree.prefix_tree import Int32, PrefixTree
-from blendrun.tree.strata import MIN_FRAC, common_root
+from blendrun.tree.strata import common_root
 
 Admission = Literal["one list", "two-ended", "two lists"]
 
@@ -44,15 +44,12 @@ def interleaved(tree: PrefixTree, seed: int, small: float) -> Int32:
     """Depth-first, the children of the root and of set-wide system prompts in random order.
 
     Subtrees stay contiguous, but sets that differ in their system prompt alone are mixed. A child
-    of the root counts as a set-wide system prompt where it has at least 0.5 % of the requests and
-    at most `small` tokens.
+    of the root counts as a set-wide system prompt where it has at most `small` tokens.
     """
     root = common_root(tree)
     top = np.flatnonzero(tree.parent == root)
     top = top[top != root]
-    size = tree.request_count[top]
-    set_wide = top[(size >= MIN_FRAC * tree.num_requests) & (tree.edge_len[top] <= small)]
-    set_wide = np.setdiff1d(set_wide, tree.leaf_node)
+    set_wide = np.setdiff1d(top[tree.edge_len[top] <= small], tree.leaf_node)
     below = np.flatnonzero(np.isin(tree.parent, set_wide))
     units = np.concatenate([np.setdiff1d(top, set_wide), below])
     if not len(units):
