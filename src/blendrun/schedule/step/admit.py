@@ -33,6 +33,7 @@ from blendrun.schedule.step.state import (
     RUNNING,
     TWO_ENDED,
     TWO_LISTS,
+    UNLEARNED,
     WAITING,
     State,
 )
@@ -61,6 +62,8 @@ def can_enter(state: State, request: int, is_right: bool, force: bool) -> bool:
     spare = (_RECOVERY_FRAC if waits else _WATERMARK_FRAC) * limits.num_pages
     if need + spare > available_pages(state):
         return False
+    if not force and is_slow(state, request):
+        return False
     if state.requests[request].num_preempted >= _PINNED_AFTER and (
         counts.pinned_pages + worst_pages(state, request) > limits.num_pages
     ):
@@ -68,6 +71,16 @@ def can_enter(state: State, request: int, is_right: bool, force: bool) -> bool:
     decodes = max(rest_work(state, request, False)[0], 0.0)
     soon = is_right and limits.admission == TWO_LISTS
     return fits(state, request, cached, own_start_of(state, request, cached), decodes, soon)
+
+
+@compiled_part
+def is_slow(state: State, request: int) -> bool:
+    """Whether as many of its stratum run as the outputs that have ended can vouch for."""
+    stratum = state.requests[request].stratum
+    if stratum == UNLEARNED:
+        return False
+    row = state.lengths.strata[stratum]
+    return row.running >= _SLOW_START + 2 * row.finished
 
 
 @compiled_part
@@ -102,6 +115,8 @@ def admit(state: State, request: int, side: int) -> int:
         counts.right_in_use += columns[request].footprint
     else:
         counts.left_in_use += columns[request].footprint
+    if columns[request].stratum != UNLEARNED:
+        state.lengths.strata[columns[request].stratum].running += 1
     if columns[request].num_cached < 0:
         columns[request].num_cached = cached
     if columns[request].num_preempted >= _PINNED_AFTER:
@@ -139,6 +154,8 @@ def remove(state: State, slot: int, finished: bool) -> None:
         counts.left_in_use -= columns[request].footprint
     if columns[request].num_preempted >= _PINNED_AFTER:
         counts.pinned_pages -= worst_pages(state, request)
+    if columns[request].stratum != UNLEARNED:
+        state.lengths.strata[columns[request].stratum].running -= 1
     columns[request].status = DONE if finished else WAITING
 
 
@@ -184,8 +201,6 @@ def right_that_fits(state: State) -> int:
     if counts.num_back_right > 0:
         request = lists.back_right[counts.num_back_right - 1]
         return request if can_enter(state, request, True, False) else NOBODY
-    if limits.learns and counts.num_right >= _SLOW_START + 2 * counts.finished_right:
-        return NOBODY
     everyone = len(lists.right)
     first = next_waiting(state, 0)
     if first >= everyone:

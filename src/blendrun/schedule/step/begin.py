@@ -230,6 +230,7 @@ def _lengths(job: BatcherJob, stratum: Int32, strata: int, longest: int) -> Leng
     prior = total / np.maximum(np.bincount(learned, minlength=strata), 1)
     rows = np.zeros(strata, STRATUM).view(np.recarray)
     rows["prior"] = rows["mean_len"] = rows["listed_mean"] = np.maximum(prior, 1.0)
+    rows["total"] = np.bincount(learned, minlength=strata)
     rows["square_len"] = 2 * rows["prior"] ** 2
     return Lengths(
         edge=edge,

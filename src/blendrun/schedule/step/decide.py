@@ -10,6 +10,7 @@ import numpy as np
 from blendrun.compiled import compiled, compiled_part
 from blendrun.schedule.step.admit import (
     admit,
+    can_enter,
     next_on_demand,
     preempt,
     remove,
@@ -19,7 +20,7 @@ from blendrun.schedule.step.admit import (
 from blendrun.schedule.step.ends import update_headroom
 from blendrun.schedule.step.expectations import bin_of, learn
 from blendrun.schedule.step.ledger import fill, grow
-from blendrun.schedule.step.lists import must_divide, sides_of_running
+from blendrun.schedule.step.lists import head_sample, must_divide, sides_of_running
 from blendrun.schedule.step.remaining import (
     chunk_s,
     compute_per_read,
@@ -60,6 +61,7 @@ def decide(state: State) -> int:
     update_headroom(state)
     seconds, tokens = _budget(state)
     if limits.admission == TWO_LISTS:
+        seconds, tokens = _start_sample(state, seconds, tokens)
         while counts.num_running < limits.max_seqs:
             request = right_that_fits(state)
             if request == NOBODY:
@@ -119,9 +121,23 @@ def _budget(state: State) -> tuple[float, int]:
     ratio = compute_per_read(state)
     if ratio == np.inf:
         return np.inf, limits.chunk_size
+    if counts.num_unlearned > 0 and limits.learns:  # the ratio is not known yet: spend no more
+        ratio = 0.0  # compute than the step takes anyway
     read_s = (counts.context + counts.num_decoding) * limits.context_s
     seconds = max(ratio * read_s, limits.weight_s) - counts.num_decodes * limits.decode_s
     return seconds, limits.chunk_size
+
+
+@compiled_part
+def _start_sample(state: State, seconds: float, tokens: int) -> tuple[float, int]:
+    """Requests from which lengths are learned come first; nothing waits for one that cannot."""
+    while tokens > 0 and seconds > 0:
+        request = head_sample(state)
+        if request == NOBODY or not can_enter(state, request, False, False):
+            break
+        slot = admit(state, request, state.requests[request].side)
+        seconds, tokens = _prefill(state, slot, seconds, tokens)
+    return seconds, tokens
 
 
 @compiled_part

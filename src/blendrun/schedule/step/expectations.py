@@ -20,6 +20,16 @@ def bin_edges(longest: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return np.array(edges)
 
 
+LEARNED_EVENTS = 8  # ended outputs after which the lengths of a stratum count as known
+
+
+@compiled_part
+def is_learned(lengths: Lengths, stratum: int) -> bool:
+    """Whether enough has ended to go by: 8 outputs, or half of a small stratum."""
+    enough = min(LEARNED_EVENTS, (lengths.strata[stratum].total + 1) // 2)
+    return lengths.strata[stratum].finished >= enough
+
+
 @compiled_part
 def bin_of(lengths: Lengths, length: float) -> int:
     """The bin that holds `length`."""
@@ -76,7 +86,9 @@ def learn(state: State) -> None:
         if stratum != UNLEARNED and age > 0:
             running[stratum, bin_of(lengths, float(age))] += 1
             oldest[stratum] = max(oldest[stratum], float(age))
+    state.counts.num_unlearned = 0
     for stratum in range(num_strata):
+        state.counts.num_unlearned += not is_learned(lengths, stratum)
         _estimate(lengths, stratum, running[stratum], oldest[stratum])
 
 

@@ -7,7 +7,7 @@ on the right, longest first. *Two ends* (paper, section 5.3) takes from both end
 import numpy as np
 
 from blendrun.compiled import compiled, compiled_part
-from blendrun.schedule.step.expectations import rest_of
+from blendrun.schedule.step.expectations import is_learned, rest_of
 from blendrun.schedule.step.remaining import compute_per_read
 from blendrun.schedule.step.state import (
     LEFT,
@@ -20,7 +20,6 @@ from blendrun.schedule.step.state import (
 )
 from blendrun.tree.prefix_tree import Int32
 
-LEARNED_EVENTS = 8  # ended outputs after which a stratum's lengths count as known
 _MOVED_FRAC = 0.1  # change of a stratum's mean that divides the lists anew
 _MAX_LEFT_SHARE = 0.6
 
@@ -31,8 +30,7 @@ def must_divide(state: State) -> bool:
     lengths = state.lengths
     for s in range(len(lengths.strata)):
         before = lengths.strata[s].listed_mean
-        is_learned = lengths.strata[s].finished >= LEARNED_EVENTS
-        if is_learned and abs(lengths.strata[s].mean_len - before) > _MOVED_FRAC * before:
+        if abs(lengths.strata[s].mean_len - before) > _MOVED_FRAC * before:
             return True
     return False
 
@@ -41,14 +39,17 @@ def must_divide(state: State) -> bool:
 def divide(state: State, order: Int32) -> tuple[Int32, Int32, int, int]:
     """Left and right list of the requests that have not run, from `order`.
 
+    Those of which nothing is known yet and that look dense come last on the left.
+
     Returns:
         left in the order of `order`, right longest first, and their lengths.
     """
     columns, lengths = state.requests, state.lengths
     root = compute_per_read(state)
     left, right = np.empty(len(order), np.int32), np.empty(len(order), np.int32)
+    unknown = np.empty(len(order), np.int32)
     length = np.empty(len(order), np.float64)
-    num_left, num_right = 0, 0
+    num_left, num_right, num_unknown = 0, 0, 0
     left_held, held = 0.0, 0.0
     for request in order:
         if not still_listed(state, request):
@@ -58,22 +59,26 @@ def divide(state: State, order: Int32) -> tuple[Int32, Int32, int, int]:
         token_steps = own * mean + (square + mean) / 2
         held += token_steps
         stratum = columns[request].stratum
-        known = stratum == UNLEARNED or lengths.strata[stratum].finished >= LEARNED_EVENTS
-        if known and is_dense(state, request, mean, square, root):
+        if not is_dense(state, request, mean, square, root):
+            right[num_right] = request
+            length[num_right] = -mean
+            num_right += 1
+            columns[request].side = RIGHT
+            continue
+        columns[request].side = LEFT
+        if stratum == UNLEARNED or is_learned(lengths, stratum):
             left[num_left] = request
             num_left += 1
             left_held += token_steps
-            columns[request].side = LEFT
-        else:
-            right[num_right] = request
-            # unknown ones come after all that is known
-            length[num_right] = -mean if known else 1e9
-            num_right += 1
-            columns[request].side = RIGHT
+        else:  # it may turn out to be long
+            unknown[num_unknown] = request
+            num_unknown += 1
     if held > 0:
         state.counts.left_share = min(state.limits.left_slack * left_held / held, _MAX_LEFT_SHARE)
     for s in range(len(lengths.strata)):
         lengths.strata[s].listed_mean = lengths.strata[s].mean_len
+    left[num_left : num_left + num_unknown] = unknown[:num_unknown]
+    num_left += num_unknown
     by_length = np.argsort(length[:num_right], kind="mergesort")
     return left[:num_left], right[:num_right][by_length], num_left, num_right
 
@@ -131,18 +136,27 @@ def take_right(state: State, place: int) -> None:
 
 @compiled_part
 def head_left(state: State) -> int:
-    """Next request of the left list, the sample first; NOBODY when it is empty."""
+    """Next request of the left list; NOBODY when it is empty."""
     counts, lists = state.counts, state.lists
     if counts.num_back_left > 0:
         return lists.back_left[counts.num_back_left - 1]
-    while counts.at_sample < len(lists.sample):
-        if still_listed(state, lists.sample[counts.at_sample]):
-            return lists.sample[counts.at_sample]
-        counts.at_sample += 1
     while counts.at_left < counts.at_right:
         if still_listed(state, lists.left[counts.at_left]):
             return lists.left[counts.at_left]
         counts.at_left += 1
+    return NOBODY
+
+
+@compiled_part
+def head_sample(state: State) -> int:
+    """Next request of the sample whose stratum still has to be learned; NOBODY: none."""
+    counts, sample = state.counts, state.lists.sample
+    while counts.at_sample < len(sample):
+        request = sample[counts.at_sample]
+        known = is_learned(state.lengths, state.requests[request].stratum)
+        if still_listed(state, request) and not known:
+            return request
+        counts.at_sample += 1
     return NOBODY
 
 

@@ -79,7 +79,9 @@ SLOT = np.dtype(
 STRATUM = np.dtype(
     [
         ("prior", np.float64),  # mean of the planned lengths
+        ("running", np.int64),
         ("finished", np.int64),
+        ("total", np.int64),
         ("mean_len", np.float64),  # output tokens, …
         ("square_len", np.float64),  # … and their square, expected of a request that has not begun
         ("listed_mean", np.float64),  # as of the last division into left and right
@@ -174,8 +176,7 @@ COUNTS = np.dtype(
             "preemptions",  # ever
             "recomputed",
             "next_refresh",
-            "refreshed_finished",
-            "listed_finished",
+            "num_unlearned",  # strata of which too little has ended yet
             "pinned_pages",  # worst case of running requests that may not be preempted again
         )
     ]
