@@ -151,7 +151,7 @@ def _go_on(state: State, side: int, seconds: float, tokens: int) -> tuple[float,
             break
         slot = state.index.by_age[i]
         mine = side == NOBODY or state.requests[slots[slot].request].side == side
-        if mine and not slots[slot].decoding:
+        if mine and not slots[slot].decoding and slots[slot].last_chunk < counts.step:
             seconds, tokens = _prefill(state, slot, seconds, tokens)
     return seconds, tokens
 
@@ -176,6 +176,7 @@ def _prefill(state: State, slot: int, seconds: float, tokens: int) -> tuple[floa
         return 0.0, 0
     took_s = chunk_s(state, start, start + n) + (limits.head_s if n == want else 0.0)
     fill(state, slot, start + n)
+    slots[slot].last_chunk = counts.step
     counts.prefill_s -= took_s
     again = min(columns[request].computed_before, start + n) - start
     counts.recomputed += max(again, 0)

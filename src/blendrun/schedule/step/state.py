@@ -72,6 +72,7 @@ SLOT = np.dtype(
         ("end_step", np.int64),  # step after which it is expected to leave
         ("rest_decodes", np.float64),  # expected decodes still to do, …
         ("rest_context", np.float64),  # … and the context tokens that they will read
+        ("last_chunk", np.int64),  # step of its last prefill chunk
         ("decoding", np.bool_),  # all known tokens but the last are computed
     ],
     align=True,
