@@ -31,6 +31,10 @@ from blendrun.schedule.step.state import (
     NOBODY,
     RIGHT,
     RUNNING,
+    SUM_COMPUTE,
+    SUM_MEMORY,
+    SUM_OUTPUT,
+    SUM_OWN,
     TWO_ENDED,
     TWO_LISTS,
     UNLEARNED,
@@ -46,6 +50,8 @@ _SLOW_START = 16
 _PINNED_AFTER = 3  # preemptions; then a request comes in only where its worst case fits
 _MAX_DENSITY = 1e3  # above this next to no KV is read; the partition needs a number
 _MIN_SHARE = 0.02
+_WINDOW = 64
+_DENSE_TILE = 128
 
 
 @compiled_part
@@ -260,7 +266,7 @@ def _next_of_two_ends(state: State, left: int, force: bool) -> tuple[int, int]:
     tokens = float(limits.num_pages * limits.page_size)
     share = 1.0
     if left != NOBODY and right != NOBODY:
-        share = _left_share(columns[left].density, columns[right].density, limits.root_density)
+        share = left_share(state)
     room_left = share * tokens
     room_right = (1 - share if share < 1 else 1.0) * tokens
     left_first = counts.left_in_use / room_left <= counts.right_in_use / room_right
@@ -278,15 +284,57 @@ def _next_of_two_ends(state: State, left: int, force: bool) -> tuple[int, int]:
 
 
 @compiled_part
-def _left_share(left: float, right: float, root: float) -> float:
+def _window(state: State, side: int) -> tuple[int, int]:
+    """Places of the next requests of a side: a scan by single ones would jitter."""
+    counts = state.counts
+    if side == LEFT:
+        return counts.at_left, min(counts.at_left + _WINDOW, counts.at_right)
+    return max(counts.at_right - _WINDOW, counts.at_left), counts.at_right
+
+
+@compiled_part
+def _mean_density(state: State, side: int) -> float:
+    sums = state.lists.sums
+    first, last = _window(state, side)
+    read_s = sums[last, SUM_MEMORY] - sums[first, SUM_MEMORY]
+    compute_s = sums[last, SUM_COMPUTE] - sums[first, SUM_COMPUTE]
+    return min(compute_s / read_s, _MAX_DENSITY) if read_s > 0 else _MAX_DENSITY
+
+
+@compiled_part
+def left_share(state: State) -> float:
     """Share of memory with which the running mix has the root's density (paper, section 5.3)."""
-    left, right, root = (
-        min(left, _MAX_DENSITY),
-        min(right, _MAX_DENSITY),
-        min(root, _MAX_DENSITY),
-    )
+    left, right = _mean_density(state, LEFT), _mean_density(state, RIGHT)
+    root = min(state.limits.root_density, _MAX_DENSITY)
     share = (root - right) / (left - right) if left > right else 0.5
     return min(max(share, _MIN_SHARE), 1 - _MIN_SHARE)
+
+
+@compiled_part
+def two_ended_tokens(state: State) -> int:
+    """Prefill tokens of a step that keep both sides at their share: N p / d of each (ibidem).
+
+    The paper's N divides memory by p + d / 2; shared prefixes are held once but read by each, so
+    here it counts the context that is read. Rounded up to dense batches of 128 with the decodes.
+    """
+    counts, limits, sums = state.counts, state.limits, state.lists.sums
+    share, wanted = left_share(state), 0.0
+    for side in range(2):
+        first, last = _window(state, side)
+        own = sums[last, SUM_OWN] - sums[first, SUM_OWN]
+        output = sums[last, SUM_OUTPUT] - sums[first, SUM_OUTPUT]
+        read_s = sums[last, SUM_MEMORY] - sums[first, SUM_MEMORY]
+        if read_s > 0:
+            # N requests that read as much per step as the side's memory holds
+            part = (share if side == LEFT else 1 - share) * limits.num_pages * limits.page_size
+            context = read_s / limits.context_s / output
+            wanted += part / context * own / output
+    # where the right cannot fill its share, because its requests peak together, the left keeps
+    # the proportion
+    room_right = (1 - share) * limits.num_pages * limits.page_size
+    wanted *= min(counts.right_in_use / room_right, 1.0)
+    dense = (counts.num_decodes + int(wanted) + _DENSE_TILE) // _DENSE_TILE * _DENSE_TILE
+    return min(dense - counts.num_decodes, limits.chunk_size)
 
 
 @compiled_part

@@ -70,8 +70,9 @@ class BatcherJob:
     max_output: Int32  # [N]
     planned_output: Float64  # [N] output tokens expected
     learned: npt.NDArray[np.bool_]  # [N] the expectation may be replaced by a learned one
-    density: Float64  # [N]
-    prefill_s: Float64  # [N] compute of the prompt, with its share of shared prefixes
+    compute_s: Float64  # [N] with its share of shared prefixes
+    memory_s: Float64  # [N] KV reads
+    prefill_s: Float64  # [N] compute of the prompt alone, likewise
     footprint: Float64  # [N] KV tokens of its own on average
     root_density: float
 
@@ -153,7 +154,7 @@ def _requests(job: BatcherJob, stratum: Int32, share: bool) -> Any:
     rows["num_cached"] = -1
     rows["max_output"], rows["planned_output"] = job.max_output, job.planned_output
     rows["stratum"] = stratum
-    rows["footprint"], rows["density"] = job.footprint, job.density
+    rows["footprint"] = job.footprint
     rows["prefill_s"] = job.prefill_s
     rows["status"] = DONE
     rows["status"][job.order] = WAITING
@@ -190,10 +191,21 @@ def _lists(job: BatcherJob, stratum: Int32, how: Steering) -> Lists:
             np.zeros(0, np.int32),
             np.zeros(len(order), np.int32),
             np.zeros(len(order), np.int32),
+            _sums(job, order) if ADMISSION[how.admission] == TWO_ENDED else np.zeros((1, 4)),
         ),
         order,
         np.zeros(0, np.int32),
     )
+
+
+def _sums(job: BatcherJob, order: Int32) -> Float64:
+    """Running sums over the sequence, by SUM_COMPUTE, SUM_MEMORY, SUM_OWN, …"""
+    own = job.tree.edge_len[job.tree.leaf_node]
+    columns = [job.compute_s, job.memory_s, own, job.planned_output]
+    sums = np.zeros((len(order) + 1, 4))
+    for i, column in enumerate(columns):
+        np.cumsum(column[order], out=sums[1:, i])
+    return sums
 
 
 def with_lists(lists: Lists, left: Int32, right: Int32) -> Lists:

@@ -16,6 +16,7 @@ from blendrun.schedule.step.admit import (
     remove,
     right_that_fits,
     taken_from_end,
+    two_ended_tokens,
 )
 from blendrun.schedule.step.ends import update_headroom
 from blendrun.schedule.step.expectations import bin_of, learn
@@ -33,6 +34,7 @@ from blendrun.schedule.step.state import (
     LEFT,
     NOBODY,
     RIGHT,
+    TWO_ENDED,
     TWO_LISTS,
     UNLEARNED,
     Bools,
@@ -117,6 +119,8 @@ def _budget(state: State) -> tuple[float, int]:
     """Compute seconds and prefill tokens of this step at most."""
     counts, limits = state.counts, state.limits
     if limits.budget == FIXED:
+        if limits.admission == TWO_ENDED and counts.at_left < counts.at_right:
+            return np.inf, two_ended_tokens(state)
         return np.inf, max(limits.chunk_size - counts.num_decodes, 0)
     ratio = compute_per_read(state)
     if ratio == np.inf:

@@ -24,6 +24,7 @@ WAITING, RUNNING, DONE = 0, 1, 2  # of a request
 LEFT, RIGHT = 0, 1
 UNLEARNED = -1  # stratum of a request whose length is known or stays as planned
 
+SUM_COMPUTE, SUM_MEMORY, SUM_OWN, SUM_OUTPUT = range(4)
 ONE_LIST, TWO_ENDED, TWO_LISTS = 0, 1, 2  # how requests come in
 FIXED, RATIO = 0, 1  # what a step's prefill is cut to
 
@@ -40,7 +41,6 @@ REQUEST = np.dtype(
         ("stratum", np.int32),  # whose learned lengths stand for it
         ("planned_output", np.float64),  # output tokens that the plan expects
         ("footprint", np.float64),  # KV tokens of its own over its life, on average
-        ("density", np.float64),  # as planned
         ("prefill_s", np.float64),  # compute of its prompt, with its share of shared prefixes
         ("status", np.int8),
         ("side", np.int8),
@@ -110,6 +110,7 @@ class Lists(NamedTuple):
     last_right: Int32  # [len(right) + 1] 1 + the place that still waits before one, path-halved
     back_left: Int32  # stack of preempted requests
     back_right: Int32
+    sums: Float64  # [n + 1, 4] over a sequence with two ends, see SUM_...
 
 
 class Lengths(NamedTuple):
