@@ -9,7 +9,7 @@ import pytest
 import blendrun
 
 LAYERS = (
-    ("errors", "units", "config"),
+    ("errors", "units", "config", "compiled"),
     ("data",),
     ("cost",),
     ("tree",),

@@ -40,8 +40,10 @@ def batcher_job(
         max_output=np.array(output_len if max_output is None else max_output, np.int32),
         planned_output=planned,
         learned=np.full(n, learned),
-        density=np.linspace(DENSE, SPARSE, n) if density is None else np.array(density),
-        prefill_s=PRICES.token_s * tree.prompt_len,
+        compute_s=np.linspace(DENSE, SPARSE, n) if density is None else np.array(density),
+        memory_s=np.ones(n),
+        prefill_s=PRICES.token_s * tree.prompt_len
+        + PRICES.pair_s * tree.prompt_len.astype(float) ** 2,
         footprint=own_len + planned / 2,
         root_density=1.0,
     )

@@ -30,8 +30,8 @@ def compiled_part(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _compiled(function: Callable[P, R], from_python: bool) -> Callable[P, R]:
-    before = config.CACHE_DIR  # type: ignore[attr-defined]
-    config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined]
+    before = config.CACHE_DIR
+    config.CACHE_DIR = str(_cache_folder())
     try:
         made: Callable[P, R] = numba.njit(
             cache=True,
@@ -40,7 +40,7 @@ def _compiled(function: Callable[P, R], from_python: bool) -> Callable[P, R]:
             no_cfunc_wrapper=True,
         )(function)
     finally:
-        config.CACHE_DIR = before  # type: ignore[attr-defined]
+        config.CACHE_DIR = before
     return made
 
 

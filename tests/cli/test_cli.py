@@ -47,7 +47,7 @@ def test_help_shows_the_defaults_of_the_settings(blendrun: Blendrun):
     text = plain(blendrun("execute", "--help").out)
     assert "default: bfloat16" in text
     assert "default: 512" in text
-    assert "default: blendserve" in plain(blendrun("plan", "--help").out)
+    assert "default: blend" in plain(blendrun("plan", "--help").out)
 
 
 def test_version(blendrun: Blendrun):
@@ -73,7 +73,7 @@ def plan_tokens(blendrun: Blendrun, *words: object) -> Said:
 def test_plan_tells_what_it_found_and_where_the_plan_is(blendrun: Blendrun, tmp_path: Path):
     said = plan_tokens(blendrun)
     assert (said.code, said.err) == (0, "")
-    assert "llama-3.1-8b on h200, policy blendserve" in said.out
+    assert "llama-3.1-8b on h200, policy blend" in said.out
     assert re.search(r"requests +3 +of 3 rows", said.out)
     assert said.out.splitlines()[-1] == "plan: plan.json"
     assert (tmp_path / "plan.json").is_file()
@@ -86,7 +86,10 @@ def test_plan_without_a_model_is_refused(blendrun: Blendrun):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--policy", "fastest"], "policy must be one of blendserve, dfs, arrival, random"),
+        (
+            ["--policy", "fastest"],
+            "policy must be one of blend, blendserve, dfs, dfs-sets, arrival, random",
+        ),
         (["--cost", "free"], "cost must be one of product, paper"),
         (["--limit", "0"], "limit must be at least 1"),
         (["--keep-sharing", "1.5"], "keep_sharing must be between 0 and 1"),

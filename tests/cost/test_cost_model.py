@@ -174,7 +174,7 @@ def test_reference_machine_holds_the_tokens_of_60_gb():
 
 def test_weights_are_the_floor_of_a_steps_gemms():
     floor = PRODUCT.weight_read_s
-    assert PRODUCT.gemm_s([0.0, floor / 2, 3 * floor], [1, 64, 2048]).tolist() == [
+    assert PRODUCT.with_weight_floor([0.0, floor / 2, 3 * floor], floor).tolist() == [
         floor,
         floor,
         3 * floor,
@@ -184,8 +184,8 @@ def test_weights_are_the_floor_of_a_steps_gemms():
 def test_smooth_floor_charges_for_compute_and_weights_near_the_corner():
     cost = CostModel(LLAMA, dataclasses.replace(A100, weight_floor_exponent=2.0))
     floor = cost.weight_read_s
-    assert cost.gemm_s(floor * 4 / 3, 512) == pytest.approx(floor * 5 / 3)
-    assert cost.gemm_s(0.0, 1) == pytest.approx(floor)
+    assert cost.with_weight_floor(floor * 4 / 3, floor) == pytest.approx(floor * 5 / 3)
+    assert cost.with_weight_floor(0.0, floor) == pytest.approx(floor)
 
 
 def test_collectives_are_two_rings_per_layer():

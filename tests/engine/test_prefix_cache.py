@@ -177,5 +177,5 @@ def test_a_prompt_that_is_cached_whole_computes_one_token() -> None:
 def test_a_page_that_the_batcher_counts_otherwise_is_found() -> None:
     memory = FakeMemory(Job([[1, 2, 3]], [2], num_pages=9))
     memory.run()
-    with pytest.raises(BackendError, match="9 free .* the batcher counts 8 free"):
+    with pytest.raises(BackendError, match=r"9 free .* the batcher counts 8 free"):
         memory.cache.check_integrity(8)

@@ -139,7 +139,7 @@ def test_num_right_tells_who_runs_from_where():
     run = TinyRun(distinct([1] * 6), [5] * 6, chunk_size=100, admission="two-ended")
     run.step()
     assert run.batcher.num_running == 4
-    assert run.batcher.num_right == 3  # as the parts of memory: 31 % and 69 %
+    assert run.batcher.num_right == 2
     assert run.batcher.num_waiting == 2
 
 

@@ -70,7 +70,7 @@ def refusal(path: Path) -> PlanError:
 
 
 def test_another_version_is_refused_with_a_way_out(plan_path: Path):
-    edit(plan_path, version=2)
+    edit(plan_path, version=3)
     error = refusal(plan_path)
     assert "version 2" in error.message
     assert "plan again" in error.hint

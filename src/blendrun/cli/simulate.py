@@ -40,9 +40,7 @@ def simulate(
     ] = None,
     price_per_gpu_hour: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Price of a device hour: 2.50, or h200=3.80; may be given several times."
-        ),
+        typer.Option(help="Price of a device hour: 2.50, or h200=3.80; can be repeated."),
     ] = None,
     what_if: Annotated[
         str | None,

@@ -98,14 +98,13 @@ class CostModel:
         """
         return _norm(compute_s, memory_s, self.hardware.overlap_exponent)
 
-    def gemm_s(self, compute_s: Numbers, num_tokens: Numbers) -> Floats:
-        """Time of the GEMMs of steps that compute for `compute_s` over `num_tokens` tokens.
+    def with_weight_floor(self, compute_s: Numbers, weight_s: Numbers) -> Floats:
+        """Time of GEMMs that compute for `compute_s` and read weights for `weight_s`.
 
-        Their norm with the time to read the weights, with the profile's weight_floor_exponent:
-        infinity takes the larger, a smaller exponent rounds the corner between the two.
+        Their norm with the profile's weight_floor_exponent: infinity takes the larger, a smaller
+        exponent rounds the corner between the two.
         """
-        weights = self.step_weight_read_s(num_tokens)
-        return _norm(compute_s, weights, self.hardware.weight_floor_exponent)
+        return _norm(compute_s, weight_s, self.hardware.weight_floor_exponent)
 
     def collective_s(self, num_tokens: Numbers) -> Floats:
         """Time of a step's all-reduces over `tp` ranks: two per layer, each a ring.

@@ -23,7 +23,9 @@ class Optimum:
     density: float | None  # (1 − s)·T_comp / T_mem; None where no KV is read
     min_steps: int
     ideal_s: float  # the larger of the two: perfect overlap, weights cost nothing to read
-    practical_s: float  # at the machine's own overlap, weights read once per step, fixed cost of each
+    practical_s: (
+        float  # at the machine's own overlap, weights read once per step, fixed cost of each
+    )
 
 
 def optimum(
@@ -39,7 +41,7 @@ def optimum(
     compute that sharing spares; `min_steps` the fewest engine steps possible (`min_steps()`).
     """
     shared_s = compute_s - saved_compute_s
-    busy_s = max(shared_s, min_steps * cost.weight_read_s)
+    busy_s = cost.with_weight_floor(shared_s, min_steps * cost.weight_read_s)
     return Optimum(
         compute_s=compute_s,
         shared_compute_s=shared_s,

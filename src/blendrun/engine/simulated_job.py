@@ -165,7 +165,7 @@ def simulate_job(
     )
     machine = Machine.of(cost, options.overlaps)
     prices = StepPrices.of(cost).scaled(options.price_factor)
-    parts = _parts(order, job.tree, true_prices, options.dp)
+    parts = _parts(order, true_prices, options.dp)
     ranks = []
     for part in parts:
         rank_job = batcher_job(order.tree, part, max_output, planned, learned, cost)
@@ -228,7 +228,7 @@ def _planned(
     return np.rint(mean[stratum]).astype(np.int32), nothing
 
 
-def _parts(order: Order, tree: PrefixTree, priced: Annotations, dp: int) -> list[Int32]:
+def _parts(order: Order, priced: Annotations, dp: int) -> list[Int32]:
     sequence = np.ascontiguousarray(order.sequence)
     if dp == 1:
         return [sequence]

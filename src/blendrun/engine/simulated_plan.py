@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow.compute as pc
 
-from blendrun.cost.cost_model import CostModel
+from blendrun.cost.cost_model import CostModel, Flavour
 from blendrun.cost.hardware import HardwareProfile
 from blendrun.cost.model_shape import ModelShape
 from blendrun.data.model_files import resolve_model
@@ -31,7 +31,7 @@ def plan_cost(
 ) -> CostModel:
     """Costs of the plan's model, on its own machine or on another."""
     profile = HardwareProfile.load(hardware or str(plan.settings["hardware"]))
-    flavour = "paper" if plan.cost == "paper" else "product"
+    flavour: Flavour = "paper" if plan.cost == "paper" else "product"
     return CostModel(shape or plan_shape(plan), profile, tp or plan.tp, flavour)
 
 

@@ -25,7 +25,8 @@ def plot_points(points: Sequence[Point], price_unit: str, title: str, path: Path
                 marker=MARKERS[number % len(MARKERS)],
             )
     best = sorted((p for p in points if p.is_best), key=lambda p: p.seconds or 0.0)
-    axes.plot([p.seconds for p in best], [p.price for p in best], color="#555555", lw=1, zorder=0)
+    front = [(p.seconds or 0.0, p.price or 0.0) for p in best]
+    axes.plot(*zip(*front, strict=True), color="#555555", lw=1, zorder=0)
     for point in best:
         axes.annotate(
             f"tp {point.tp}, dp {point.dp}",

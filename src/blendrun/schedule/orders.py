@@ -59,7 +59,8 @@ def interleaved(tree: PrefixTree, seed: int, small: float) -> Int32:
     # positions of each unit's leaves, one unit after the other
     ends = np.cumsum(count)
     positions = np.arange(ends[-1]) - np.repeat(ends - count, count) + np.repeat(start, count)
-    return tree.leaf_order[positions]
+    sequence: Int32 = tree.leaf_order[positions]
+    return sequence
 
 
 def _blend(tree: PrefixTree, annotate: Annotate, settings: OrderSettings) -> Order:

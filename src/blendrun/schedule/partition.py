@@ -29,8 +29,9 @@ def partition(
     rank_of = np.zeros(len(sequence), np.int64)
     left = np.flatnonzero(dense)
     total = np.cumsum(seconds[left])
-    if len(left):
-        rank_of[left] = np.minimum((total - seconds[left] / 2) / total[-1] * parts, parts - 1)
+    if len(left) and total[-1] > 0:
+        middle = (total - seconds[left] / 2) / total[-1]
+        rank_of[left] = np.minimum(middle * parts, parts - 1)
     loads = [(0.0, rank) for rank in range(parts)]
     right = np.flatnonzero(~dense)
     for i in right[np.argsort(-seconds[right], kind="stable")]:

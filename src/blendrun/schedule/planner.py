@@ -118,7 +118,7 @@ def _write_sidecars(folder: Path, job: PricedJob, order: Order, plan: Plan) -> N
         "expected_output_len": job.output_len,
         "length_from": pa.array(job.length_from.tolist(), pa.string()),
         "density": density,
-        # where a request would wait if lengths were as expected: left at the root's density or above
+        # on the left wait, if lengths are as expected, those at the root's density or above
         "is_left": density >= priced.root_density,
     }
     requests = job.rows.requests

@@ -55,7 +55,7 @@ def steering(admission: str, budget: str, cost: CostModel, learns: bool, seed: i
         budget=budget,
         learns=learns,
         # fixed costs of a step make small steps dear: leave more memory to the right
-        left_slack=1.5 if hardware.step_overhead_s > 0 else 2.5,
+        left_slack=2.0 if hardware.step_overhead_s > 0 else 2.5,
         overcommit=1.4 if learns else 1.0,
         seed=seed,
     )

@@ -22,10 +22,10 @@ def top_subtrees(tree: PrefixTree, min_frac: float = MIN_FRAC) -> tuple[Int32, I
     second = np.flatnonzero(large & np.isin(tree.parent, first))
     stratum = np.zeros(tree.num_requests, np.int32)
     nodes = np.array([root, *first, *second], np.int32)
-    for number, node in enumerate(nodes[1:], start=1):  # lower ones overwrite
+    for number, node in enumerate(nodes[1:].tolist(), start=1):  # lower ones overwrite
         stratum[tree.leaf_order[tree.first_leaf[node] : tree.last_leaf[node]]] = number
-    used, stratum = np.unique(stratum, return_inverse=True)
-    return stratum.astype(np.int32), nodes[used]
+    used, compact = np.unique(stratum, return_inverse=True)
+    return compact.astype(np.int32), nodes[used]
 
 
 def common_root(tree: PrefixTree) -> int:

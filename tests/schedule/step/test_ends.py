@@ -73,7 +73,7 @@ def test_the_quick_answer_is_never_more_generous(
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.data())
 def test_the_list_of_ends_stays_sorted(ends: list[int], data: st.DataObject):
     state = running([1] * len(ends), ends, 1000, 1)
-    by_end, end_step = state.index.by_end, state.slots["end_step"]
+    by_end, end_step = state.ordered.by_end, state.slots["end_step"]
     assert end_step[by_end[: len(ends)]].tolist() == sorted(ends)
     gone = data.draw(st.integers(0, len(ends) - 1))
     remove_end(state, gone, len(ends))

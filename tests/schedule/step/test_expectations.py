@@ -8,7 +8,7 @@ from blendrun.schedule.step.begin import BatchLimits, Steering, new_state
 from blendrun.schedule.step.expectations import bin_edges, learn
 from blendrun.schedule.step.state import State
 from tiny_jobs import tree_of
-from tiny_steps import PRICES, batcher_job, distinct, from_python
+from tiny_steps import PRICES, TinyRun, batcher_job, distinct, from_python
 
 bin_of = from_python(expectations.bin_of)
 rest_of = from_python(expectations.rest_of)
@@ -33,7 +33,7 @@ def observe(state: State, ended: np.ndarray, running: tuple[int, ...] = ()) -> N
         state.lengths.events[0, bin_of(state.lengths, float(length))] += 1
     for i, age in enumerate(running):
         state.requests["known_len"][i] = state.requests["prompt_len"][i] + age
-        state.slots["request"][i], state.index.by_age[i] = i, i
+        state.slots["request"][i], state.ordered.by_age[i] = i, i
     state.counts["num_running"] = len(running)
     learn(state)
 
@@ -93,9 +93,23 @@ def test_an_output_never_is_expected_beyond_its_limit():
     assert rest_of(state, 0, 60)[0] == 4
 
 
-def test_a_planned_length_that_has_passed_is_taken_to_be_half():
+def test_a_planned_length_that_has_passed_is_taken_to_be_two_thirds():
     tree = tree_of(distinct([3]))
     job = batcher_job(tree, [50], believed=[50], max_output=[1000])
     state = new_state(job, BatchLimits(1000, 1, 100, 1), PRICES, Steering())
     assert rest_of(state, 0, 10)[0] == 40
-    assert rest_of(state, 0, 70)[0] == 70
+    assert rest_of(state, 0, 70)[0] == 35
+
+
+def test_planned_lengths_are_corrected_when_outputs_go_beyond_them():
+    run = TinyRun(
+        distinct([3] * 40), [60] * 40, believed=[20] * 40, max_output=[200] * 40, num_pages=4000
+    )
+    run.finish()
+    assert 2 < run.batcher.state.counts["bias"] < 4
+
+
+def test_right_plans_are_left_alone():
+    run = TinyRun(distinct([3] * 40), [20 + i for i in range(40)], num_pages=4000)
+    run.finish()
+    assert run.batcher.state.counts["bias"] == 1

@@ -49,18 +49,15 @@ def test_taken_places_of_the_right_list_are_skipped(taken: list[int], place: int
 
 def test_the_longest_request_that_fits_comes_in_first():
     run = TinyRun(
-        distinct([2, 2, 2]),
-        [300, 60, 40],
-        num_pages=120,
+        distinct([3, 3, 3, 9000]),
+        [15_000, 15_000, 3000, 2],
+        num_pages=20_000,
         page_size=1,
-        chunk_size=100,
+        chunk_size=20,
         admission="two lists",
-        max_output=[110, 60, 40],
-        believed=[300, 60, 40],
     )
-    first = run.step()
-    assert first.request[0] == 1  # 300 does not fit into 120 pages, 60 does
-    del first
+    # 15,000 tokens come in once; beside them 3,000 fit, another 15,000 do not
+    assert run.step().new_request.tolist()[:2] == [0, 2]
 
 
 def test_a_sample_of_every_stratum_comes_first_where_lengths_are_learned():

@@ -105,12 +105,13 @@ def admit(state: State, request: int, side: int) -> int:
     columns, slots, counts = state.requests, state.slots, state.counts
     taken_back(state, request)
     cached, _ = match(state, request)
-    slot = state.index.free[state.limits.max_seqs - counts.num_running - 1]
+    slot = state.ordered.free[state.limits.max_seqs - counts.num_running - 1]
     slots[slot].request = request
     slots[slot].decoding = False
+    slots[slot].overrun = 0
     enter(state, slot, request, cached)
     begin_slot(state, slot)
-    state.index.by_age[counts.num_running] = slot
+    state.ordered.by_age[counts.num_running] = slot
     counts.num_running += 1
     counts.num_admitted += 1
     counts.num_waiting -= 1
@@ -143,12 +144,12 @@ def remove(state: State, slot: int, finished: bool) -> None:
     leave(state, slot, finished)
     remove_end(state, slot, counts.num_running)
     i = 0
-    while state.index.by_age[i] != slot:
+    while state.ordered.by_age[i] != slot:
         i += 1
     for j in range(i, counts.num_running - 1):
-        state.index.by_age[j] = state.index.by_age[j + 1]
+        state.ordered.by_age[j] = state.ordered.by_age[j + 1]
     counts.num_running -= 1
-    state.index.free[state.limits.max_seqs - counts.num_running - 1] = slot
+    state.ordered.free[state.limits.max_seqs - counts.num_running - 1] = slot
     slots[slot].request = NOBODY
     slots[slot].decoding = False
     counts.rest_decodes -= slots[slot].rest_decodes
@@ -171,7 +172,7 @@ def preempt(state: State) -> bool:
     columns, slots, counts = state.requests, state.slots, state.counts
     victim, rank = NOBODY, -1
     for i in range(counts.num_running):
-        slot = state.index.by_age[i]
+        slot = state.ordered.by_age[i]
         request = slots[slot].request
         if columns[request].num_preempted >= _PINNED_AFTER:
             continue
@@ -203,7 +204,7 @@ def preempt(state: State) -> bool:
 @compiled_part
 def right_that_fits(state: State) -> int:
     """The longest request of the right list that fits; takes it off the list. NOBODY: none."""
-    counts, lists, limits = state.counts, state.lists, state.limits
+    counts, lists = state.counts, state.lists
     if counts.num_back_right > 0:
         request = lists.back_right[counts.num_back_right - 1]
         return request if can_enter(state, request, True, False) else NOBODY

@@ -25,9 +25,9 @@ from blendrun.schedule.step.state import (
     TWO_LISTS,
     UNLEARNED,
     WAITING,
-    Index,
     Lengths,
     Lists,
+    Ordered,
     State,
     Step,
 )
@@ -94,7 +94,7 @@ def new_state(
         requests,
         nodes,
         _slots(limits.max_seqs),
-        Index(
+        Ordered(
             np.zeros(limits.max_seqs, np.int32),
             np.zeros(limits.max_seqs, np.int32),
             np.arange(limits.max_seqs - 1, -1, -1, dtype=np.int32),
@@ -116,6 +116,7 @@ def new_state(
     counts["num_waiting"] = len(job.order)
     counts["at_right"] = len(state.lists.left)
     counts["next_refresh"] = 16
+    counts["bias"] = 1.0
     counts["prefill_s"] = _unique_prefill_s(job, prices, nodes, share)
     return state
 
@@ -201,7 +202,7 @@ def _lists(job: BatcherJob, stratum: Int32, how: Steering) -> Lists:
 def _sums(job: BatcherJob, order: Int32) -> Float64:
     """Running sums over the sequence, by SUM_COMPUTE, SUM_MEMORY, SUM_OWN, …"""
     own = job.tree.edge_len[job.tree.leaf_node]
-    columns = [job.compute_s, job.memory_s, own, job.planned_output]
+    columns: list[Any] = [job.compute_s, job.memory_s, own, job.planned_output]
     sums = np.zeros((len(order) + 1, 4))
     for i, column in enumerate(columns):
         np.cumsum(column[order], out=sums[1:, i])
@@ -229,7 +230,8 @@ def sampled(order: Int32, stratum: Int32, seed: int) -> Int32:
     size = np.repeat(np.maximum(np.ceil(_SAMPLE_FRAC * count), _SAMPLE_LEAST), count)
     chosen = turn < size
     sample, turn = by_stratum[chosen], turn[chosen]
-    return sample[np.argsort(turn, kind="stable")].astype(np.int32)
+    in_turn: Int32 = sample[np.argsort(turn, kind="stable")].astype(np.int32)
+    return in_turn
 
 
 def _lengths(job: BatcherJob, stratum: Int32, strata: int, longest: int) -> Lengths:

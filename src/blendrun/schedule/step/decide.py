@@ -27,6 +27,7 @@ from blendrun.schedule.step.remaining import (
     compute_per_read,
     expect_again,
     expect_overdue,
+    see_output,
     sum_up,
 )
 from blendrun.schedule.step.state import (
@@ -97,7 +98,7 @@ def _schedule_decodes(state: State) -> bool:
     while True:
         need, n = 0, 0
         for i in range(counts.num_running):
-            slot = state.index.by_age[i]
+            slot = state.ordered.by_age[i]
             if slots[slot].decoding:
                 computed = slots[slot].computed
                 if computed % size == 0 or computed == slots[slot].own_start:
@@ -153,7 +154,7 @@ def _go_on(state: State, side: int, seconds: float, tokens: int) -> tuple[float,
     for i in range(counts.num_running):
         if tokens <= 0 or seconds <= 0:
             break
-        slot = state.index.by_age[i]
+        slot = state.ordered.by_age[i]
         mine = side == NOBODY or state.requests[slots[slot].request].side == side
         if mine and not slots[slot].decoding and slots[slot].last_chunk < counts.step:
             seconds, tokens = _prefill(state, slot, seconds, tokens)
@@ -228,10 +229,12 @@ def commit(state: State, finished: Bools) -> None:
             continue
         if finished[i]:
             stratum = columns[request].stratum
+            output = columns[request].known_len - columns[request].prompt_len + 1
             if stratum != UNLEARNED:
-                output = columns[request].known_len - columns[request].prompt_len + 1
                 lengths.events[stratum, bin_of(lengths, float(output))] += 1
                 lengths.strata[stratum].finished += 1
+            else:
+                see_output(state, slot, float(output))
             counts.finished_right += columns[request].side
             counts.num_finished += 1
             remove(state, slot, True)
@@ -256,10 +259,10 @@ def must_refresh(state: State) -> bool:
 @compiled
 def refresh(state: State) -> bool:
     """Learn from the outputs so far; whether the lists should be divided anew."""
-    slots, counts = state.slots, state.counts
+    counts = state.counts
     learn(state)
     for i in range(counts.num_running):
-        expect_again(state, state.index.by_age[i])
+        expect_again(state, state.ordered.by_age[i])
     sum_up(state)
     if state.limits.admission == TWO_LISTS:
         sides_of_running(state)

@@ -15,7 +15,7 @@ _CAP_FRAC = 0.99
 @compiled_part
 def insert_end(state: State, slot: int, position_count: int) -> None:
     """Put `slot` into the list of `position_count` slots, by its end."""
-    by_end, slots = state.index.by_end, state.slots
+    by_end, slots = state.ordered.by_end, state.slots
     i = position_count
     while i > 0 and slots[by_end[i - 1]].end_step > slots[slot].end_step:
         by_end[i] = by_end[i - 1]
@@ -26,7 +26,7 @@ def insert_end(state: State, slot: int, position_count: int) -> None:
 @compiled_part
 def remove_end(state: State, slot: int, position_count: int) -> None:
     """Take `slot` out of the list of `position_count` slots."""
-    by_end = state.index.by_end
+    by_end = state.ordered.by_end
     i = 0
     while by_end[i] != slot:
         i += 1
@@ -58,14 +58,13 @@ def update_headroom(state: State) -> None:
     counts, slots, limits = state.counts, state.slots, state.limits
     shared = (counts.node_pages - counts.idle_pages) * limits.page_size
     cap = _CAP_FRAC * limits.num_pages * limits.page_size - shared
-    now, held, count = counts.step, 0.0, 0
+    now, held = counts.step, 0.0
     least = cap
     for i in range(counts.num_running - 1, -1, -1):
-        slot = state.index.by_end[i]
+        slot = state.ordered.by_end[i]
         held += own_tokens(state, slot)
-        count += 1
         after = max(slots[slot].end_step - now, 0)
-        least = min(least, cap - held - count * after)
+        least = min(least, cap - held - (counts.num_running - i) * after)
     counts.headroom = least
 
 
@@ -93,7 +92,7 @@ def fits(
     held, count, checked_own = base, 1, False
     now = counts.step
     for i in range(counts.num_running - 1, -1, -1):
-        slot = state.index.by_end[i]
+        slot = state.ordered.by_end[i]
         after = float(max(slots[slot].end_step - now, 0))
         if not checked_own and after <= decodes:
             checked_own = True

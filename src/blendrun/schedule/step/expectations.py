@@ -33,7 +33,7 @@ def is_learned(lengths: Lengths, stratum: int) -> bool:
 @compiled_part
 def bin_of(lengths: Lengths, length: float) -> int:
     """The bin that holds `length`."""
-    found = np.searchsorted(lengths.edge, length, side="right") - 1
+    found = int(np.searchsorted(lengths.edge, length, side="right")) - 1
     return min(max(found, 0), len(lengths.edge) - 2)
 
 
@@ -44,9 +44,9 @@ def rest_of(state: State, request: int, age: int) -> tuple[float, float]:
     limit = float(max(columns[request].max_output - age, 1))
     stratum = columns[request].stratum
     if stratum == UNLEARNED:
-        planned = columns[request].planned_output - age
-        if planned < 1:  # longer than planned: as if it were halfway
-            planned = float(max(age, 1))
+        planned = columns[request].planned_output * state.counts.bias - age
+        if planned < 1:  # longer than planned: as if two thirds were done
+            planned = max(age / 2, 1.0)
         rest = min(planned, limit)
         return rest, rest * rest
     if age == 0:
@@ -80,7 +80,7 @@ def learn(state: State) -> None:
     running = np.zeros((num_strata, num_bins + 1))
     oldest = np.zeros(num_strata)
     for i in range(state.counts.num_running):
-        request = slots[state.index.by_age[i]].request
+        request = slots[state.ordered.by_age[i]].request
         stratum = columns[request].stratum
         age = columns[request].known_len - columns[request].prompt_len
         if stratum != UNLEARNED and age > 0:
@@ -125,7 +125,6 @@ def _estimate(
             mean += (survival[b + 1] - survival[b]) * (width + 1) / (2 * width)
         tail[b] = tail[b + 1] + mean * (z - a)
         tail_t[b] = tail_t[b + 1] + mean * (z * z - a * a) / 2
-    lengths.strata[stratum].mean_len = edge[0] + tail[0]
-    lengths.strata[stratum].square_len = max(
-        edge[0] ** 2 + 2 * tail_t[0], lengths.strata[stratum].mean_len ** 2
-    )
+    mean_len = edge[0] + tail[0]
+    lengths.strata[stratum].mean_len = mean_len
+    lengths.strata[stratum].square_len = max(edge[0] ** 2 + 2 * tail_t[0], mean_len**2)

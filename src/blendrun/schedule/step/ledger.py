@@ -227,7 +227,7 @@ def _claim(state: State, slot: int, position: int) -> None:
 def _settle(state: State, node: int) -> None:
     nodes, counts = state.nodes, state.counts
     nodes[node].place = counts.num_resident
-    state.index.resident[counts.num_resident] = node
+    state.ordered.resident[counts.num_resident] = node
     counts.num_resident += 1
 
 
@@ -242,7 +242,7 @@ def _make_room(state: State, count: int) -> None:
     while counts.free_pages < count and counts.idle_pages > 0:
         worst = NOBODY
         for i in range(counts.num_resident):
-            node = state.index.resident[i]
+            node = state.ordered.resident[i]
             if nodes[node].users > 0:
                 continue
             if (
@@ -273,9 +273,9 @@ def _drop(state: State, node: int) -> None:
     counts.idle_pages -= pages
     counts.free_pages += pages
     counts.node_pages -= pages
-    last = state.index.resident[counts.num_resident - 1]
+    last = state.ordered.resident[counts.num_resident - 1]
     place = nodes[node].place
-    state.index.resident[place] = last
+    state.ordered.resident[place] = last
     nodes[last].place = place
     counts.num_resident -= 1
     nodes[node].filled = 0

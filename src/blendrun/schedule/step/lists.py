@@ -204,7 +204,7 @@ def sides_of_running(state: State) -> None:
     columns, slots, counts, lengths = state.requests, state.slots, state.counts, state.lengths
     root, num_right = compute_per_read(state), 0
     for i in range(counts.num_running):
-        request = slots[state.index.by_age[i]].request
+        request = slots[state.ordered.by_age[i]].request
         stratum = columns[request].stratum
         if stratum != UNLEARNED and columns[request].status == RUNNING:
             mean, square = lengths.strata[stratum].mean_len, lengths.strata[stratum].square_len

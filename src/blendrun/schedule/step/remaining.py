@@ -4,14 +4,16 @@ Their ratio steers the budget of every step. With learned lengths the sums are m
 the estimate is; in between they follow what is computed.
 """
 
-import math
-
 import numpy as np
 
 from blendrun.compiled import compiled, compiled_part
 from blendrun.schedule.step.ends import insert_end, remove_end
 from blendrun.schedule.step.expectations import rest_of
-from blendrun.schedule.step.state import DONE, RUNNING, State
+from blendrun.schedule.step.state import DONE, RUNNING, UNLEARNED, State
+
+_OVERRUN = 1.5  # an output that is longer than planned ends at so many times its age
+_DOUBT = 2.0  # outputs as planned that stand against what is seen
+_BIAS_STEP, _MOST_BIAS = 1.1, 10.0
 
 
 @compiled_part
@@ -42,7 +44,7 @@ def begin_slot(state: State, slot: int) -> None:
     slots, counts = state.slots, state.counts
     decodes, context = rest_work(state, slots[slot].request, False)
     slots[slot].rest_decodes, slots[slot].rest_context = decodes, context
-    slots[slot].end_step = counts.step + int(math.ceil(decodes))
+    slots[slot].end_step = counts.step + int(np.ceil(decodes))
     insert_end(state, slot, counts.num_running)
 
 
@@ -55,16 +57,44 @@ def expect_again(state: State, slot: int) -> None:
     counts.rest_context += context - slots[slot].rest_context
     slots[slot].rest_decodes, slots[slot].rest_context = decodes, context
     remove_end(state, slot, counts.num_running)
-    slots[slot].end_step = counts.step + int(math.ceil(decodes))
+    slots[slot].end_step = counts.step + int(np.ceil(decodes))
     insert_end(state, slot, counts.num_running - 1)
 
 
 @compiled_part
 def expect_overdue(state: State) -> None:
     """Requests that should have ended by now get a new expectation."""
+    slots, counts, by_end = state.slots, state.counts, state.ordered.by_end
+    before = counts.bias
+    while counts.num_running > 0 and slots[by_end[0]].end_step < counts.step:
+        slot = by_end[0]
+        request = state.requests[slots[slot].request]
+        if request.stratum == UNLEARNED:
+            age = request.known_len - request.prompt_len
+            see_output(state, slot, _OVERRUN * age)
+        expect_again(state, slot)
+    if counts.bias > before:
+        for i in range(counts.num_running):
+            expect_again(state, state.ordered.by_age[i])
+        sum_up(state)
+
+
+@compiled_part
+def see_output(state: State, slot: int, length: float) -> None:
+    """An output ends at `length`, or went beyond its plan and is expected to: correct the plan.
+
+    The bias grows in steps, and never falls: outputs that end early are the short ones.
+    """
     slots, counts = state.slots, state.counts
-    while counts.num_running > 0 and slots[state.index.by_end[0]].end_step < counts.step:
-        expect_again(state, state.index.by_end[0])
+    planned = state.requests[slots[slot].request].planned_output
+    if slots[slot].overrun == 0:
+        counts.planned_seen += planned
+    counts.actual_seen += length - slots[slot].overrun
+    slots[slot].overrun = length
+    doubt = _DOUBT * planned
+    bias = (counts.actual_seen + doubt) / (counts.planned_seen + doubt)
+    if bias > _BIAS_STEP * counts.bias:
+        counts.bias = min(bias, _MOST_BIAS)
 
 
 @compiled
@@ -78,7 +108,7 @@ def sum_up(state: State) -> None:
             decodes += more
             context += read
     for i in range(counts.num_running):
-        slot = state.index.by_age[i]
+        slot = state.ordered.by_age[i]
         decodes += slots[slot].rest_decodes
         context += slots[slot].rest_context
     counts.rest_decodes, counts.rest_context = decodes, context

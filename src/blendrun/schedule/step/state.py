@@ -1,8 +1,9 @@
 """The columns that a step's decision reads and writes.
 
 Arrays of records and plain arrays, scalars in one record, so that compiled functions share them
-with Python without copies. Few arrays, because each is an argument of every compiled function. A *request* is a number of the plan, a *slot* a row of the engine's
-page table, a *node* one of the prefix tree. Lengths are tokens.
+with Python without copies. Few arrays, because each is an argument of every compiled function. A
+*request* is a number of the plan, a *slot* a row of the engine's page table, a *node* one of the
+prefix tree. Lengths are tokens.
 """
 
 from typing import Any, NamedTuple
@@ -70,6 +71,7 @@ SLOT = np.dtype(
         ("goal", np.int32),  # length up to which its prefill goes, …
         ("promised", np.int64),  # … and pages that it will still take
         ("end_step", np.int64),  # step after which it is expected to leave
+        ("overrun", np.float64),  # length that it counts for in `actual_seen`; 0: not yet
         ("rest_decodes", np.float64),  # expected decodes still to do, …
         ("rest_context", np.float64),  # … and the context tokens that they will read
         ("last_chunk", np.int64),  # step of its last prefill chunk
@@ -91,7 +93,7 @@ STRATUM = np.dtype(
 )
 
 
-class Index(NamedTuple):
+class Ordered(NamedTuple):
     """Numbers in some order; how many count is in COUNTS."""
 
     by_age: Int32  # running slots, oldest first
@@ -138,7 +140,7 @@ class State(NamedTuple):
     requests: Any  # [N] of REQUEST
     nodes: Any  # [K] of NODE, by tree node
     slots: Any  # [max_seqs] of SLOT
-    index: Index
+    ordered: Ordered
     lists: Lists
     lengths: Lengths
     step: Step
@@ -191,6 +193,9 @@ COUNTS = np.dtype(
             "left_in_use",  # footprints
             "right_in_use",
             "left_share",  # of memory that the left side needs (two lists)
+            "bias",  # of planned lengths, as outputs so far have it; 1 or more
+            "planned_seen",  # planned lengths of outputs that ended or went beyond, …
+            "actual_seen",  # … and what these came to, or are expected to
             "headroom",  # tokens by which every projected moment stays below the cap
         )
     ]
