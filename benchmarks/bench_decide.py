@@ -39,7 +39,7 @@ def prompts(path: Path, num_requests: int, seed: int) -> None:
 
 
 def blendrun(*words: object) -> None:
-    subprocess.run([sys.executable, "-m", "blendrun", *map(str, words)], check=True,
+    subprocess.run([Path(sys.executable).with_name("blendrun"), *map(str, words)], check=True,
                    stdout=subprocess.DEVNULL)  # fmt: skip
 
 

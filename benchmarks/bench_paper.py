@@ -485,7 +485,7 @@ def build(options: argparse.Namespace) -> None:
     head = (
         "# The paper's comparison, simulated\n\nMade by `make bench-paper`. Shares of the "
         "practical optimum on the reference machine (A100-80GB shapes: 312 TFLOP/s, 2.039 TB/s, "
-        "60 GB of KV memory, overlap exponent 4, no fixed cost per step) with the paper's cost model. "
+        "60 GB of KV memory, overlap exponent 4, no fixed cost per step), paper cost model. "
         "Simulated: no GPU was used."
     )
     text = "\n\n".join([head, *sections, EXPLAINED])

@@ -44,6 +44,7 @@ from blendrun.schedule.step.state import (
 
 READY, OVER, STUCK, TOO_LARGE = 0, 1, 2, 3
 _REFRESH_STEPS = 256
+_PREFILL_PART = 4  # of a fixed budget at least
 
 
 @compiled
@@ -122,7 +123,9 @@ def _budget(state: State) -> tuple[float, int]:
     if limits.budget == FIXED:
         if limits.admission == TWO_ENDED and counts.at_left < counts.at_right:
             return np.inf, two_ended_tokens(state)
-        return np.inf, max(limits.chunk_size - counts.num_decodes, 0)
+        # decodes count, but do not keep new requests out
+        least = limits.chunk_size // _PREFILL_PART + 1
+        return np.inf, max(limits.chunk_size - counts.num_decodes, least)
     ratio = compute_per_read(state)
     if ratio == np.inf:
         return np.inf, limits.chunk_size
