@@ -82,7 +82,6 @@ class RunLoop:
         begin = time.monotonic()
         before = (self._batcher.preemptions, self._batcher.recomputed_tokens)
         batch = self._batcher.next_batch()
-        decided = time.monotonic()
         if batch is None:
             return False
         self._cache.begin_step(batch)
@@ -112,7 +111,7 @@ class RunLoop:
                 recomputed_tokens=batcher.recomputed_tokens - before[1],
                 predicted_compute_s=compute_s,
                 predicted_memory_s=memory_s,
-                decide_s=decided - begin,
+                decide_s=batcher.decide_s,
                 schedule_s=(scheduled - begin) + (end - computed),
                 attention_s=result.attention_s,
                 model_s=result.model_s,

@@ -26,7 +26,7 @@ class StepRecord:
     recomputed_tokens: int  # after preemption
     predicted_compute_s: float
     predicted_memory_s: float
-    decide_s: float  # the batcher's decision, …
+    decide_s: float  # the batcher's compiled decision, …
     schedule_s: float  # … and all bookkeeping around the computation with it
     attention_s: float
     model_s: float

@@ -5,6 +5,8 @@ knows lengths, slots and page counts, no tokens and no tensors, so that the engi
 simulator run the same one.
 """
 
+import time
+
 import numpy as np
 import numpy.typing as npt
 
@@ -42,6 +44,8 @@ class Batcher:
             state = new_state(job, limits, prices, how, share)
         self._order = np.array(job.order, np.int32)
         self.state: State = begin(state, self._order)
+        self._learns = bool(self.state.limits["learns"])
+        self.decide_s = 0.0  # what the last decision took
 
     @property
     def num_running(self) -> int:
@@ -87,8 +91,11 @@ class Batcher:
         Raises:
             BackendError: requests wait but none can make progress.
         """
-        self.state = refreshed(self.state, self._order)
+        at = time.perf_counter()
+        if self._learns:
+            self.state = refreshed(self.state, self._order)
         status = decide(self.state)
+        self.decide_s = time.perf_counter() - at
         if status == OVER:
             return None
         if status == TOO_LARGE:
