@@ -135,7 +135,7 @@ def parse() -> argparse.Namespace:
     add("--limit", type=int, help="only the first N rows")
     add("--repeats", type=int, default=1)
     add("--threads", type=int, help="default: each engine's own choice")
-    add("--policy", default="blendserve", help="of blendrun's plan")
+    add("--policy", default="blend", help="of blendrun's plan")
     add("--execute-flag", action="append", default=[], help="for execute: '--chunk-size 1024'")
     add("--batch-sizes", default="8,16,32", help="that transformers tries on a sample")
     add("--sample-rows", type=int, default=64, help="size of that sample")

@@ -25,7 +25,7 @@ from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.kv_memory import kv_bytes_per_page
 from blendrun.engine.settings import ExecuteSettings
 
-POLICIES = "blendserve,dfs,random"
+POLICIES = "blend,blendserve,dfs,random"
 SETTINGS = {
     "default": (),
     "no prefix cache": ("--no-prefix-cache",),

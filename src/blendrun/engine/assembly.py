@@ -129,7 +129,8 @@ def assemble(
         "max_seqs": settings.max_seqs,
         "prefix_cache": settings.prefix_cache,
         "policy": plan.policy,
-        "budget": plan.budget,
+        "budget": batcher.budget,
+        "learns_lengths": batcher.learns,
         "hardware": hardware.to_table(),
         "model_shape": asdict(shape),
     }

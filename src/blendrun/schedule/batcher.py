@@ -44,7 +44,8 @@ class Batcher:
             state = new_state(job, limits, prices, how, share)
         self._order = np.array(job.order, np.int32)
         self.state: State = begin(state, self._order)
-        self._learns = bool(self.state.limits["learns"])
+        self.budget = how.budget
+        self.learns = bool(self.state.limits["learns"])
         self.decide_s = 0.0  # what the last decision took
 
     @property
@@ -92,7 +93,7 @@ class Batcher:
             BackendError: requests wait but none can make progress.
         """
         at = time.perf_counter()
-        if self._learns:
+        if self.learns:
             self.state = refreshed(self.state, self._order)
         status = decide(self.state)
         self.decide_s = time.perf_counter() - at

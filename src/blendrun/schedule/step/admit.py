@@ -47,6 +47,7 @@ _WATERMARK_FRAC = 0.01  # pages left free for running decodes when a request com
 _RECOVERY_FRAC = 0.10  # … and while preempted ones wait, so that they are not preempted again
 _KEPT_FRAC = 0.2  # of the right list: the shortest ones come in last
 _SLOW_START = 16
+_LOOK_AHEAD = 64
 _PINNED_AFTER = 3  # preemptions; then a request comes in only where its worst case fits
 _MAX_DENSITY = 1e3  # above this next to no KV is read; the partition needs a number
 _MIN_SHARE = 0.02
@@ -57,18 +58,22 @@ _DENSE_TILE = 128
 @compiled_part
 def can_enter(state: State, request: int, is_right: bool, force: bool) -> bool:
     """Whether `request` may come in now; `force` asks for nothing but pages."""
-    counts, limits = state.counts, state.limits
     cached, filling = match(state, request)
-    if filling or counts.num_running >= limits.max_seqs:
+    if filling or state.counts.num_running >= state.limits.max_seqs:
         return False
+    return has_room(state, request, cached, is_right, force)
+
+
+@compiled_part
+def has_room(state: State, request: int, cached: int, is_right: bool, force: bool) -> bool:
+    """Whether memory holds `request` now and, as far as expectations go, to its end."""
+    counts, limits = state.counts, state.limits
     need = prefill_pages(state, request, cached) + idle_pages_on_path(state, request)
     if force:
         return need <= available_pages(state)
     waits = counts.num_back_left + counts.num_back_right > 0
     spare = (_RECOVERY_FRAC if waits else _WATERMARK_FRAC) * limits.num_pages
-    if need + spare > available_pages(state):
-        return False
-    if not force and is_slow(state, request):
+    if need + spare > available_pages(state) or is_slow(state, request):
         return False
     if state.requests[request].num_preempted >= _PINNED_AFTER and (
         counts.pinned_pages + worst_pages(state, request) > limits.num_pages
@@ -81,12 +86,25 @@ def can_enter(state: State, request: int, is_right: bool, force: bool) -> bool:
 
 @compiled_part
 def is_slow(state: State, request: int) -> bool:
-    """Whether as many of its stratum run as the outputs that have ended can vouch for."""
-    stratum = state.requests[request].stratum
+    """Whether as many of its stratum run as the outputs that have ended can vouch for.
+
+    Where all that run could use all of their `max_output`, nothing has to be vouched for.
+    """
+    stratum, limits = state.requests[request].stratum, state.limits
     if stratum == UNLEARNED:
         return False
     row = state.lengths.strata[stratum]
-    return row.running >= _SLOW_START + 2 * row.finished
+    if row.running < _SLOW_START + 2 * row.finished:
+        return False
+    worst = state.counts.worst_tokens + worst_own_tokens(state, request)
+    return worst > limits.num_pages * limits.page_size
+
+
+@compiled_part
+def worst_own_tokens(state: State, request: int) -> int:
+    """Tokens of a request's own, all of its output used, rounded up as pages may."""
+    row = state.requests[request]
+    return row.prompt_len - row.branch_len + row.max_output + state.limits.page_size
 
 
 @compiled_part
@@ -122,6 +140,7 @@ def admit(state: State, request: int, side: int) -> int:
         counts.right_in_use += columns[request].footprint
     else:
         counts.left_in_use += columns[request].footprint
+    counts.worst_tokens += worst_own_tokens(state, request)
     if columns[request].stratum != UNLEARNED:
         state.lengths.strata[columns[request].stratum].running += 1
     if columns[request].num_cached < 0:
@@ -161,6 +180,7 @@ def remove(state: State, slot: int, finished: bool) -> None:
         counts.left_in_use -= columns[request].footprint
     if columns[request].num_preempted >= _PINNED_AFTER:
         counts.pinned_pages -= worst_pages(state, request)
+    counts.worst_tokens -= worst_own_tokens(state, request)
     if columns[request].stratum != UNLEARNED:
         state.lengths.strata[columns[request].stratum].running -= 1
     columns[request].status = DONE if finished else WAITING
@@ -216,9 +236,9 @@ def right_that_fits(state: State) -> int:
     if first >= end:
         end = everyone
     place = last_waiting(state, end)
-    if not can_enter(state, lists.right[place], True, False):
+    if not _right_has_room(state, place):
         return NOBODY
-    if first < place and can_enter(state, lists.right[first], True, False):
+    if first < place and _right_has_room(state, first):
         place = first
     too_long = first
     while place - too_long > 1:
@@ -227,12 +247,24 @@ def right_that_fits(state: State) -> int:
             middle = last_waiting(state, (too_long + place) // 2)
             if middle <= too_long:
                 break
-        if can_enter(state, lists.right[middle], True, False):
+        if _right_has_room(state, middle):
             place = middle
         else:
             too_long = middle
-    take_right(state, place)
-    return lists.right[place]
+    for _ in range(_LOOK_AHEAD):  # past those whose prefix is being computed
+        if place >= end:
+            break
+        if can_enter(state, lists.right[place], True, False):
+            take_right(state, place)
+            return lists.right[place]
+        place = next_waiting(state, place + 1)
+    return NOBODY
+
+
+@compiled_part
+def _right_has_room(state: State, place: int) -> bool:
+    request = state.lists.right[place]
+    return has_room(state, request, match(state, request)[0], True, False)
 
 
 @compiled_part

@@ -181,6 +181,7 @@ COUNTS = np.dtype(
             "recomputed",
             "next_refresh",
             "num_unlearned",  # strata of which too little has ended yet
+            "worst_tokens",  # own tokens of running requests at their longest
             "pinned_pages",  # worst case of running requests that may not be preempted again
         )
     ]
