@@ -138,3 +138,32 @@ def test_what_cannot_be_done_is_said(
     said = blendrun("simulate", plan, *words)
     assert said.code == 2
     assert message in said.err
+
+
+def test_a_real_run_is_not_overwritten(plan: Path, tmp_path: Path, blendrun: Blendrun):
+    run = tmp_path / "run"
+    assert blendrun("simulate", plan, "--run-dir", run).code == 0
+    assert blendrun("simulate", plan, "--run-dir", run).code == 0  # a simulated one is
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["environment"].pop("simulated")
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    said = blendrun("simulate", plan, "--run-dir", run)
+    assert said.code == 2
+    assert "holds a real run" in said.err
+
+
+def test_ranks_have_chunk_logs_of_their_own(plan: Path, tmp_path: Path, blendrun: Blendrun):
+    said = blendrun(
+        "simulate",
+        plan,
+        "--dp",
+        "2",
+        "--run-dir",
+        tmp_path / "run",
+        "--chunk-log",
+        tmp_path / "log",
+    )
+    assert said.code == 0, said.err
+    ids = [columns(tmp_path / "log" / f"rank-{r}" / "requests.parquet")["id"] for r in range(2)]
+    assert sorted(np.concatenate(ids).tolist()) == list(range(120))
+    assert last_line(blendrun("report", tmp_path / "run").out)["answered_rows"] == 120

@@ -132,8 +132,8 @@ def simulate_what_if(
     folder = run_dir or wanted.stored.path.with_suffix(".sim")
     folder.mkdir(parents=True, exist_ok=True)
     picture = folder / PICTURE
-    title = f"{wanted.cost.shape.name}: {len(wanted.job.output_len):,} requests, {names[0]}"
-    plot_points(points, unit, title, picture)
+    about = f"{len(wanted.job.output_len):,} requests to {wanted.cost.shape.name}, {names[0]}"
+    plot_points(points, unit, about, picture)
     return points, unit, picture
 
 

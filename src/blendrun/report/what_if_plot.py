@@ -4,15 +4,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from blendrun.report.palette import COLOURS, MARKERS
 from blendrun.report.what_if import Point
 from blendrun.units import format_seconds
 
 
-def plot_points(points: Sequence[Point], price_unit: str, title: str, path: Path) -> None:
-    """Save an SVG of the points that run."""
-    figure = Figure(figsize=(8, 5), layout="constrained")
+def plot_points(points: Sequence[Point], price_unit: str, about: str, path: Path) -> None:
+    """Save a picture of the points that run; its title says what the front offers.
+
+    Args:
+        about: which job, for the title.
+    """
+    figure = Figure(figsize=(8, 5.2), layout="constrained")
     axes = figure.add_subplot()
     names = list(dict.fromkeys(p.hardware for p in points))
     for number, name in enumerate(names):
@@ -37,13 +42,20 @@ def plot_points(points: Sequence[Point], price_unit: str, title: str, path: Path
         )
     axes.set_xscale("log")
     axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_formatter(lambda value, _: format_seconds(value))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.4g}")
-    axes.xaxis.set_minor_formatter(lambda _value, _: "")
-    axes.yaxis.set_minor_formatter(lambda _value, _: "")
     axes.set_xlabel("time for the whole job")
     axes.set_ylabel(price_unit)
-    axes.set_title(title)
+    if best:
+        ends = " or ".join(
+            f"{format_seconds(p.seconds or 0)} for {p.price:,.2f}"
+            for p in dict.fromkeys((best[0], best[-1]))
+        )
+        about = f"{about}\nbest: {ends}"
+    axes.set_title(about)
     axes.grid(visible=True, which="both", alpha=0.2)
     axes.legend()
     figure.savefig(path)
