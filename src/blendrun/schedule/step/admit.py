@@ -1,4 +1,4 @@
-"""Let requests in: which one is next, whether it fits, and what entering changes. Compiled."""
+"""Let requests in, and out again: whether one fits, and what changes with it. Compiled."""
 
 import numpy as np
 
@@ -16,26 +16,15 @@ from blendrun.schedule.step.ledger import (
     prefix_pages,
 )
 from blendrun.schedule.step.lists import (
-    head_left,
-    head_right,
-    last_waiting,
-    next_waiting,
     put_back,
-    take_right,
     taken_back,
 )
 from blendrun.schedule.step.remaining import begin_slot, chunk_s, rest_work
 from blendrun.schedule.step.state import (
     DONE,
-    LEFT,
     NOBODY,
     RIGHT,
     RUNNING,
-    SUM_COMPUTE,
-    SUM_MEMORY,
-    SUM_OUTPUT,
-    SUM_OWN,
-    TWO_ENDED,
     TWO_LISTS,
     UNLEARNED,
     WAITING,
@@ -45,14 +34,8 @@ from blendrun.tree.prefix_tree import Int32
 
 _WATERMARK_FRAC = 0.01  # pages left free for running decodes when a request comes in, …
 _RECOVERY_FRAC = 0.10  # … and while preempted ones wait, so that they are not preempted again
-_KEPT_FRAC = 0.2  # of the right list: the shortest ones come in last
 _SLOW_START = 16
-_LOOK_AHEAD = 64
 _PINNED_AFTER = 3  # preemptions; then a request comes in only where its worst case fits
-_MAX_DENSITY = 1e3  # above this next to no KV is read; the partition needs a number
-_MIN_SHARE = 0.02
-_WINDOW = 64
-_DENSE_TILE = 128
 
 
 @compiled_part
@@ -131,7 +114,6 @@ def admit(state: State, request: int, side: int) -> int:
     begin_slot(state, slot)
     state.ordered.by_age[counts.num_running] = slot
     counts.num_running += 1
-    counts.num_admitted += 1
     counts.num_waiting -= 1
     columns[request].status = RUNNING
     columns[request].side = side
@@ -219,168 +201,6 @@ def preempt(state: State) -> bool:
     state.step.preempted[counts.num_preempts] = victim
     counts.num_preempts += 1
     return True
-
-
-@compiled_part
-def right_that_fits(state: State) -> int:
-    """The longest request of the right list that fits; takes it off the list. NOBODY: none."""
-    counts, lists = state.counts, state.lists
-    if counts.num_back_right > 0:
-        request = lists.back_right[counts.num_back_right - 1]
-        return request if can_enter(state, request, True, False) else NOBODY
-    everyone = len(lists.right)
-    first = next_waiting(state, 0)
-    if first >= everyone:
-        return NOBODY
-    end = int(everyone * (1 - _KEPT_FRAC))
-    if first >= end:
-        end = everyone
-    place = last_waiting(state, end)
-    if not _right_has_room(state, place):
-        return NOBODY
-    if first < place and _right_has_room(state, first):
-        place = first
-    too_long = first
-    while place - too_long > 1:
-        middle = next_waiting(state, (too_long + place) // 2)
-        if middle >= place:
-            middle = last_waiting(state, (too_long + place) // 2)
-            if middle <= too_long:
-                break
-        if _right_has_room(state, middle):
-            place = middle
-        else:
-            too_long = middle
-    for _ in range(_LOOK_AHEAD):  # past those whose prefix is being computed
-        if place >= end:
-            break
-        if can_enter(state, lists.right[place], True, False):
-            take_right(state, place)
-            return lists.right[place]
-        place = next_waiting(state, place + 1)
-    return NOBODY
-
-
-@compiled_part
-def _right_has_room(state: State, place: int) -> bool:
-    request = state.lists.right[place]
-    return has_room(state, request, match(state, request)[0], True, False)
-
-
-@compiled_part
-def next_on_demand(state: State, force: bool) -> tuple[int, int]:
-    """The request that comes in while budget is left, and its side; NOBODY: none may."""
-    limits = state.limits
-    left = head_left(state)
-    if limits.admission == TWO_ENDED:
-        return _next_of_two_ends(state, left, force)
-    if left != NOBODY and can_enter(state, left, False, force):
-        side = state.requests[left].side if limits.admission == TWO_LISTS else LEFT
-        return left, side
-    if force and limits.admission == TWO_LISTS:
-        counts, lists = state.counts, state.lists
-        right = NOBODY
-        if counts.num_back_right > 0:
-            right = lists.back_right[counts.num_back_right - 1]
-        else:
-            place = next_waiting(state, 0)
-            if place < len(lists.right):
-                right = lists.right[place]
-        if right != NOBODY and can_enter(state, right, True, True):
-            return right, RIGHT
-    return NOBODY, LEFT
-
-
-@compiled_part
-def _next_of_two_ends(state: State, left: int, force: bool) -> tuple[int, int]:
-    """The emptier side goes first, and each has its share of memory (paper, algorithm 3)."""
-    columns, counts, limits = state.requests, state.counts, state.limits
-    right = head_right(state)
-    tokens = float(limits.num_pages * limits.page_size)
-    share = 1.0
-    if left != NOBODY and right != NOBODY:
-        share = left_share(state)
-    room_left = share * tokens
-    room_right = (1 - share if share < 1 else 1.0) * tokens
-    left_first = counts.left_in_use / room_left <= counts.right_in_use / room_right
-    for turn in range(2):
-        is_left = left_first == (turn == 0)
-        request = left if is_left else right
-        if request == NOBODY:
-            continue
-        in_use = counts.left_in_use if is_left else counts.right_in_use
-        room = room_left if is_left else room_right
-        has_room = in_use + columns[request].footprint <= room or in_use <= 0
-        if (force or has_room) and can_enter(state, request, not is_left, force):
-            return request, LEFT if is_left else RIGHT
-    return NOBODY, LEFT
-
-
-@compiled_part
-def _window(state: State, side: int) -> tuple[int, int]:
-    """Places of the next requests of a side: a scan by single ones would jitter."""
-    counts = state.counts
-    if side == LEFT:
-        return counts.at_left, min(counts.at_left + _WINDOW, counts.at_right)
-    return max(counts.at_right - _WINDOW, counts.at_left), counts.at_right
-
-
-@compiled_part
-def _mean_density(state: State, side: int) -> float:
-    sums = state.lists.sums
-    first, last = _window(state, side)
-    read_s = sums[last, SUM_MEMORY] - sums[first, SUM_MEMORY]
-    compute_s = sums[last, SUM_COMPUTE] - sums[first, SUM_COMPUTE]
-    return min(compute_s / read_s, _MAX_DENSITY) if read_s > 0 else _MAX_DENSITY
-
-
-@compiled_part
-def left_share(state: State) -> float:
-    """Share of memory with which the running mix has the root's density (paper, section 5.3)."""
-    left, right = _mean_density(state, LEFT), _mean_density(state, RIGHT)
-    root = min(state.limits.root_density, _MAX_DENSITY)
-    share = (root - right) / (left - right) if left > right else 0.5
-    return min(max(share, _MIN_SHARE), 1 - _MIN_SHARE)
-
-
-@compiled_part
-def two_ended_tokens(state: State) -> int:
-    """Prefill tokens of a step that keep both sides at their share: N p / d of each (ibidem).
-
-    The paper's N divides memory by p + d / 2; shared prefixes are held once but read by each, so
-    here it counts the context that is read. Rounded up to dense batches of 128 with the decodes.
-    """
-    counts, limits, sums = state.counts, state.limits, state.lists.sums
-    share, wanted = left_share(state), 0.0
-    for side in range(2):
-        first, last = _window(state, side)
-        own = sums[last, SUM_OWN] - sums[first, SUM_OWN]
-        output = sums[last, SUM_OUTPUT] - sums[first, SUM_OUTPUT]
-        read_s = sums[last, SUM_MEMORY] - sums[first, SUM_MEMORY]
-        if read_s > 0:
-            # N requests that read as much per step as the side's memory holds
-            part = (share if side == LEFT else 1 - share) * limits.num_pages * limits.page_size
-            context = read_s / limits.context_s / output
-            wanted += part / context * own / output
-    # where the right cannot fill its share, because its requests peak together, the left keeps
-    # the proportion
-    room_right = (1 - share) * limits.num_pages * limits.page_size
-    wanted *= min(counts.right_in_use / room_right, 1.0)
-    dense = (counts.num_decodes + int(wanted) + _DENSE_TILE) // _DENSE_TILE * _DENSE_TILE
-    return min(dense - counts.num_decodes, limits.chunk_size)
-
-
-@compiled_part
-def taken_from_end(state: State, request: int, side: int) -> None:
-    """Move the right end of a sequence with two ends past `request`."""
-    counts, lists = state.counts, state.lists
-    if (
-        state.limits.admission == TWO_ENDED
-        and side == RIGHT
-        and counts.at_left < counts.at_right
-        and lists.left[counts.at_right - 1] == request
-    ):
-        counts.at_right -= 1
 
 
 @compiled

@@ -11,13 +11,10 @@ from blendrun.compiled import compiled, compiled_part
 from blendrun.schedule.step.admit import (
     admit,
     can_enter,
-    next_on_demand,
     preempt,
     remove,
-    right_that_fits,
-    taken_from_end,
-    two_ended_tokens,
 )
+from blendrun.schedule.step.choose import next_on_demand, right_that_fits, taken_from_end
 from blendrun.schedule.step.ends import update_headroom
 from blendrun.schedule.step.expectations import bin_of, learn
 from blendrun.schedule.step.ledger import fill, grow
@@ -41,6 +38,7 @@ from blendrun.schedule.step.state import (
     Bools,
     State,
 )
+from blendrun.schedule.step.two_ended import two_ended_tokens
 
 READY, OVER, STUCK, TOO_LARGE = 0, 1, 2, 3
 _REFRESH_STEPS = 256
@@ -238,7 +236,6 @@ def commit(state: State, finished: Bools) -> None:
                 lengths.strata[stratum].finished += 1
             else:
                 see_output(state, slot, float(output))
-            counts.finished_right += columns[request].side
             counts.num_finished += 1
             remove(state, slot, True)
             continue

@@ -156,9 +156,7 @@ COUNTS = np.dtype(
             "num_running",
             "num_right",  # running requests from the right
             "num_decoding",
-            "num_admitted",  # ever
             "num_finished",
-            "finished_right",
             "num_waiting",
             "free_pages",
             "idle_pages",  # of nodes without users
