@@ -15,7 +15,7 @@ from blendrun.engine.simulated_job import Outcome, SimulatedJob
 
 
 def write_chunk_log(folder: Path, outcome: Outcome, job: SimulatedJob) -> None:
-    """Write `chunks`, `requests` and `nodes`, in a folder of its own for each rank beyond one."""
+    """Write chunks, preemptions, requests and nodes; several ranks have a folder each."""
     many = len(outcome.ranks) > 1
     tree = outcome.order.tree
     inner = np.setdiff1d(np.arange(tree.num_nodes), tree.leaf_node)
@@ -23,8 +23,13 @@ def write_chunk_log(folder: Path, outcome: Outcome, job: SimulatedJob) -> None:
         place = folder / f"rank-{rank}" if many else folder
         make_folder(place)
         columns = ("step", "request", "start", "end")
-        chunks = {name: simulated.chunks[:, i] for i, name in enumerate(columns)}
-        pq.write_table(pa.table(chunks), place / "chunks.parquet")
+        sent_back = simulated.chunks[:, 3] == 0
+        chunks = simulated.chunks[~sent_back]
+        table = pa.table({name: chunks[:, i] for i, name in enumerate(columns)})
+        pq.write_table(table, place / "chunks.parquet")
+        lost = simulated.chunks[sent_back]
+        preemptions = pa.table({"step": lost[:, 0], "request": lost[:, 1]})
+        pq.write_table(preemptions, place / "preemptions.parquet")
         leaf = tree.leaf_node[part]
         requests = {
             "id": part,

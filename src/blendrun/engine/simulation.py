@@ -68,7 +68,7 @@ class Machine(NamedTuple):
 
 class Log(NamedTuple):
     steps: Float64  # [_LOG_STEPS, NUM_COLUMNS]
-    chunks: Int64  # [_LOG_CHUNKS, 4] step, request, start, end
+    chunks: Int64  # [_LOG_CHUNKS, 4] step, request, start, end; a preemption is [0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Simulated:
     """What happened, in virtual seconds."""
 
     steps: Float64  # [steps, NUM_COLUMNS]
-    chunks: Int64  # [chunks, 4] step, request, start, end
+    chunks: Int64  # [chunks, 4] step, request, start, end; a preemption is [0, 0)
     seconds: float
     state: State
 
@@ -128,7 +128,7 @@ def _run(
     finished = np.zeros(len(slots), np.bool_)
     n, m = 0, 0
     while True:
-        if n == len(log.steps) or m + len(slots) > len(log.chunks):
+        if n == len(log.steps) or m + 2 * len(slots) > len(log.chunks):
             return _PAUSE, n, m
         if n > 0 and must_refresh(state):
             return _PAUSE, n, m
@@ -136,6 +136,10 @@ def _run(
         status = decide(state)
         if status != READY:
             return status, n, m
+        for i in range(counts.num_preempts):
+            log.chunks[m, 0], log.chunks[m, 1] = counts.step, step.sent_back[i]
+            log.chunks[m, 2], log.chunks[m, 3] = 0, 0
+            m += 1
         compute_s, heads, prefilled, ended = 0.0, 0, 0, 0
         for i in range(counts.num_batch):
             slot, size = step.slot[i], step.num_tokens[i]

@@ -199,6 +199,7 @@ def preempt(state: State) -> bool:
     counts.rest_context += context
     put_back(state, request, side)
     state.step.preempted[counts.num_preempts] = victim
+    state.step.sent_back[counts.num_preempts] = request
     counts.num_preempts += 1
     return True
 

@@ -107,6 +107,7 @@ def new_state(
             np.zeros(limits.max_seqs, np.int32),
             np.zeros(limits.max_seqs, np.int32),
             np.zeros(limits.max_seqs, np.int32),
+            np.zeros(limits.max_seqs, np.int32),
             np.zeros(job.tree.num_nodes, np.int32),
         ),
         counts[0],

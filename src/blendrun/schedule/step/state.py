@@ -132,7 +132,8 @@ class Step(NamedTuple):
     slot: Int32  # [max_seqs], decodes first
     num_tokens: Int32  # [max_seqs]
     admitted: Int32  # [max_seqs] slots
-    preempted: Int32  # [max_seqs] slots
+    preempted: Int32  # [max_seqs] slots, …
+    sent_back: Int32  # [max_seqs] … and the requests that ran there
     dropped: Int32  # [K] nodes
 
 
