@@ -44,6 +44,11 @@ def _compiled(function: Callable[P, R], from_python: bool) -> Callable[P, R]:
     return made
 
 
+def is_first_use() -> bool:
+    """Whether the batcher has to be compiled first, which takes about half a minute."""
+    return not any(_cache_folder().rglob("decide.decide*.nbi"))
+
+
 @cache
 def _cache_folder() -> Path:
     package = Path(__file__).parent

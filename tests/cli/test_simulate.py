@@ -130,6 +130,9 @@ def test_a_grid_of_machines_has_a_front_and_a_picture(
         (["--hardware", "abacus"], "no hardware profile 'abacus'"),
         (["--lengths", "guess"], "lengths must be one of auto, exact, static, survival"),
         (["--tp", "3"], "cannot be divided among 3 ranks"),
+        (["--dp", "0"], "dp must be at least 1"),
+        (["--chunk-size", "0"], "chunk_size must be at least 1"),
+        (["--price-per-gpu-hour", "h200=3"], "no price for paper-a100"),
     ],
 )
 def test_what_cannot_be_done_is_said(
@@ -167,3 +170,52 @@ def test_ranks_have_chunk_logs_of_their_own(plan: Path, tmp_path: Path, blendrun
     ids = [columns(tmp_path / "log" / f"rank-{r}" / "requests.parquet")["id"] for r in range(2)]
     assert sorted(np.concatenate(ids).tolist()) == list(range(120))
     assert last_line(blendrun("report", tmp_path / "run").out)["answered_rows"] == 120
+
+
+def test_impossible_grids_say_why(plan: Path, blendrun: Blendrun):
+    said = blendrun("simulate", plan, "--what-if", "tp=3,5")
+    assert said.code == 2
+    assert "no machine of the grid can run this job" in said.err
+    assert "cannot be divided among 3 ranks" in said.err
+    said = blendrun("simulate", plan, "--what-if", "hardware=abacus")
+    assert said.code == 2
+    assert "no hardware profile 'abacus'" in said.err
+
+
+def test_a_chunk_log_does_not_replace_other_files(plan: Path, tmp_path: Path, blendrun: Blendrun):
+    before = (tmp_path / "plan.data" / "requests.parquet").read_bytes()
+    for words in (["--chunk-log", "plan.data"], ["--run-dir", "plan.data"]):
+        said = blendrun("simulate", plan, *words)
+        assert said.code == 2
+        assert "holds something else" in said.err
+    assert (tmp_path / "plan.data" / "requests.parquet").read_bytes() == before
+
+
+def test_guessed_lengths_are_pointed_out(blendrun: Blendrun):
+    said = blendrun(
+        "plan", "tokens.jsonl", "-o", "guess.json", "--model", "configs/models/llama-3.1-8b.toml",
+        "--hardware", "h200",
+    )  # fmt: skip
+    assert said.code == 0, said.err
+    said = blendrun("simulate", "guess.json")
+    assert said.code == 0, said.err
+    assert "does not say how long 3 outputs will be" in said.out
+
+
+def test_a_plan_without_requests_is_refused(tmp_path: Path, blendrun: Blendrun):
+    write_rows(tmp_path / "bad.jsonl", [{"prompt_token_ids": []}])
+    said = blendrun(
+        "plan", "bad.jsonl", "-o", "none.json", "--model", "configs/models/llama-3.1-8b.toml",
+        "--hardware", "h200",
+    )  # fmt: skip
+    assert said.code == 0, said.err
+    said = blendrun("simulate", "none.json")
+    assert said.code == 2
+    assert "no requests to simulate" in said.err
+
+
+def test_a_folder_of_runs_names_them(plan: Path, tmp_path: Path, blendrun: Blendrun):
+    assert blendrun("simulate", plan, "--policy", "dfs,random").code == 0
+    said = blendrun("report", tmp_path / "plan.sim")
+    assert said.code == 2
+    assert "plan.sim/dfs" in said.err

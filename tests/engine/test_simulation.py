@@ -132,3 +132,15 @@ def test_ranks_share_the_work():
     four = simulate_job(job, machine(50_000), SimulateOptions(lengths="exact", dp=4))
     assert len(four.ranks) == 4
     assert 3.5 < one.seconds / four.seconds <= 4.1
+
+
+def test_preempted_requests_decode_every_output_once_in_the_papers_convention():
+    rng = np.random.default_rng(1)
+    n = 60
+    output = rng.integers(100, 300, n).astype(np.int32)
+    tree = tree_with_groups([], np.full(n, -1), rng.integers(5, 20, n))
+    job = SimulatedJob(tree, output, output, output, np.zeros(n, bool))
+    options = SimulateOptions("dfs", lengths="exact", length_factor=0.1)
+    outcome = simulate_job(job, machine(2500), options)
+    assert outcome.preemptions > 0
+    assert outcome.ranks[0].steps[:, log.DECODE].sum() == output.sum()

@@ -106,7 +106,7 @@ def plan_settings(config: Path | None, flags: dict[str, Any]) -> Resolved[PlanSe
     if flags.get("model") is None and "model" not in table:
         raise InputError(
             "which model? --model is missing",
-            "--model takes a Hugging Face id, a checkpoint folder or a .gguf file",
+            "--model takes a Hugging Face id, a checkpoint folder, a .gguf file or a shape (.toml)",
         )
     return resolve(PlanSettings, flags, table, str(config) if config else "flags")
 

@@ -9,6 +9,7 @@ from blendrun.cli import flags
 from blendrun.cli.output import stdout_may_close
 from blendrun.cli.progress import StageProgress
 from blendrun.cli.simulate_table import print_outcomes, print_points
+from blendrun.compiled import is_first_use
 from blendrun.config import resolve
 from blendrun.engine.simulated_job import SimulateOptions
 from blendrun.report.simulate import Simulation, simulate_policies, simulate_what_if
@@ -16,9 +17,16 @@ from blendrun.report.simulate import Simulation, simulate_policies, simulate_wha
 
 def simulate(
     plan: Annotated[Path, typer.Argument(help="A plan.")],
-    hardware: flags.Hardware = None,
-    tp: flags.Tp = None,
-    dp: flags.Dp = None,
+    hardware: Annotated[
+        str | None,
+        typer.Option(help="Hardware profile: name or TOML file (default: the plan's)."),
+    ] = None,
+    tp: Annotated[
+        int | None, typer.Option(help="Tensor-parallel ranks (default: the plan's).")
+    ] = None,
+    dp: Annotated[
+        int | None, typer.Option(help="Data-parallel ranks (default: the plan's).")
+    ] = None,
     policy: Annotated[
         str | None,
         typer.Option(help="A policy, several with commas, or all (default: the plan's)."),
@@ -52,9 +60,17 @@ def simulate(
     chunk_log: Annotated[
         Path | None, typer.Option(help="Folder for what happened, chunk by chunk.")
     ] = None,
-    chunk_size: flags.ChunkSize = None,
-    max_seqs: flags.MaxSeqs = None,
-    page_size: flags.PageSize = None,
+    chunk_size: Annotated[
+        int | None,
+        typer.Option(help="Prefill tokens of a step at most (default: the hardware profile's)."),
+    ] = None,
+    max_seqs: Annotated[
+        int | None, typer.Option(help="Requests running at once at most (default: 4096).")
+    ] = None,
+    page_size: Annotated[
+        int | None,
+        typer.Option(help="Tokens of a KV page (default: 16; 1 with the paper's cost model)."),
+    ] = None,
     seed: flags.Seed = None,
 ) -> None:
     """What would this job take, on this machine or another, in which order, at what price?"""
@@ -70,6 +86,8 @@ def simulate(
     }
     options = resolve(SimulateOptions, given, {}, "flags").value
     wanted = Simulation.open(plan, options, hardware, tp, dp, price_per_gpu_hour or [])
+    if is_first_use():
+        typer.echo("compiling the batcher: half a minute, once", err=True)
     with StageProgress() as progress:
         if what_if is not None:
             points = simulate_what_if(wanted, what_if, policy, run_dir, progress)
@@ -77,6 +95,6 @@ def simulate(
             outcomes = simulate_policies(wanted, policy, run_dir, chunk_log, progress)
     with stdout_may_close():
         if what_if is not None:
-            print_points(points)
+            print_points(points, wanted.num_guessed)
         else:
-            print_outcomes(outcomes)
+            print_outcomes(outcomes, wanted.num_guessed)

@@ -12,7 +12,7 @@ from blendrun.report.what_if import Point
 from blendrun.units import count_of, format_seconds
 
 
-def print_outcomes(outcomes: list[PolicyOutcome]) -> None:
+def print_outcomes(outcomes: list[PolicyOutcome], num_guessed: int) -> None:
     out = console()
     first = outcomes[0].outcome
     best, cost = first.optimum, first.cost
@@ -49,6 +49,9 @@ def print_outcomes(outcomes: list[PolicyOutcome]) -> None:
         ]
         table.add_row(*cells, *([f"{made.price:,.2f}"] if made.price is not None else []))
     out.print(table)
+    _note_guesses(num_guessed)
+    if not first.options.overlaps:
+        out.print("note: the optima are those of an engine that overlaps")
     for made in outcomes:
         out.print(f"blendrun report {made.run_dir}", markup=False)
     about = {
@@ -64,7 +67,7 @@ def print_outcomes(outcomes: list[PolicyOutcome]) -> None:
     typer.echo(json.dumps(about | {"policies": [_figures(made) for made in outcomes]}))
 
 
-def print_points(made: tuple[list[Point], str, Path]) -> None:
+def print_points(made: tuple[list[Point], str, Path], num_guessed: int) -> None:
     points, unit, picture = made
     out = console()
     table = Table(box=None, pad_edge=False, header_style="")
@@ -85,6 +88,7 @@ def print_points(made: tuple[list[Point], str, Path]) -> None:
     out.print(table)
     best = sum(point.is_best for point in points)
     out.print(f"{count_of(best, 'machine')} of {len(points)} on the front of time against price")
+    _note_guesses(num_guessed)
     out.print(f"picture: {picture}", markup=False)
     rows = [
         {
@@ -100,6 +104,14 @@ def print_points(made: tuple[list[Point], str, Path]) -> None:
         for p in points
     ]
     typer.echo(json.dumps({"price_unit": unit, "points": rows}))
+
+
+def _note_guesses(num_guessed: int) -> None:
+    if num_guessed:
+        console().print(
+            f"note: the input does not say how long {count_of(num_guessed, 'output')} will be; "
+            "the plan's guess stands for the truth (plan --output-len-column tells)"
+        )
 
 
 def _figures(made: PolicyOutcome) -> dict[str, str | float | int | None]:

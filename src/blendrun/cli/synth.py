@@ -36,8 +36,8 @@ def synth(
         typer.Option(
             "--set",
             metavar="NAME=SPEC",
-            help="A set of requests: openvid, mmlu, or trace:FILE*WEIGHT+FILE*WEIGHT; may be given "
-            "several times (default: the three sets of the paper, burst, openvid and mmlu).",
+            help="A set: NAME=openvid, NAME=mmlu or NAME=trace:FILE*WEIGHT+FILE*WEIGHT; can be "
+            "repeated (default: the three sets of the paper, burst, openvid and mmlu).",
         ),
     ] = None,
     traces: Annotated[

@@ -12,13 +12,28 @@ import pyarrow.parquet as pq
 
 from blendrun.data.disk import make_folder
 from blendrun.engine.simulated_job import Outcome, SimulatedJob
+from blendrun.errors import InputError
+from blendrun.tree.prefix_tree import Int32, PrefixTree
+
+_TABLES = ("chunks", "preemptions", "requests", "nodes")
+
+
+def check_log_folder(folder: Path) -> None:
+    """Raises InputError where `folder` holds anything but a chunk log."""
+    ours = {f"{name}.parquet" for name in _TABLES}
+    strangers = [
+        path
+        for path in (folder.rglob("*") if folder.is_dir() else ())
+        if path.is_file() and path.name not in ours
+    ]
+    if strangers or (folder.exists() and not folder.is_dir()):
+        raise InputError(f"{folder} holds something else", "give --chunk-log an empty folder")
 
 
 def write_chunk_log(folder: Path, outcome: Outcome, job: SimulatedJob) -> None:
     """Write chunks, preemptions, requests and nodes; several ranks have a folder each."""
     many = len(outcome.ranks) > 1
     tree = outcome.order.tree
-    inner = np.setdiff1d(np.arange(tree.num_nodes), tree.leaf_node)
     for rank, (simulated, part) in enumerate(zip(outcome.ranks, outcome.parts, strict=True)):
         place = folder / f"rank-{rank}" if many else folder
         make_folder(place)
@@ -39,6 +54,7 @@ def write_chunk_log(folder: Path, outcome: Outcome, job: SimulatedJob) -> None:
             "output": job.output_len[part],
         }
         pq.write_table(pa.table(requests), place / "requests.parquet")
+        inner = _nodes_above(tree, part)
         nodes = {
             "id": inner,
             "parent": tree.parent[inner],
@@ -46,3 +62,13 @@ def write_chunk_log(folder: Path, outcome: Outcome, job: SimulatedJob) -> None:
             "end": tree.depth[inner],
         }
         pq.write_table(pa.table(nodes), place / "nodes.parquet")
+
+
+def _nodes_above(tree: PrefixTree, requests: Int32) -> Int32:
+    """Nodes that are no leaves and have one of `requests` below, the root among them."""
+    is_here = np.zeros(tree.num_requests, np.int64)
+    is_here[requests] = 1
+    running = np.concatenate([[0], np.cumsum(is_here[tree.leaf_order])])
+    used = running[tree.last_leaf] > running[tree.first_leaf]
+    used[tree.leaf_node] = False
+    return np.flatnonzero(used).astype(np.int32)

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from blendrun.compiled import is_first_use
 from blendrun.data.outputs import OUTPUTS_FILE, write_outputs
 from blendrun.data.results import ResultJournal
 from blendrun.data.sources import check_sources
@@ -105,6 +106,8 @@ def _generate(
     if "weights" in manifest.identity:
         manifest.check_same_job(weights, journal.run_dir)
     manifest = replace(manifest, identity={**manifest.identity, **weights})
+    if is_first_use():
+        events.note("compiling the batcher: half a minute, once")
     engine = assemble(
         stored.plan,
         settings,

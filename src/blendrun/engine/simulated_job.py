@@ -22,7 +22,7 @@ from blendrun.engine.simulation import (
     Simulated,
     simulate,
 )
-from blendrun.errors import CapacityError
+from blendrun.errors import CapacityError, InputError
 from blendrun.schedule.orders import Order, OrderSettings, order_requests
 from blendrun.schedule.partition import partition
 from blendrun.schedule.step.begin import BatchLimits, new_state, sampled
@@ -62,6 +62,12 @@ class SimulateOptions:
     keep_sharing: float = 0.99
     length_factor: float = 1.0  # what the batcher believes, over the truth, with exact lengths
     price_factor: float = 1.0  # of compute seconds, likewise
+
+    def __post_init__(self) -> None:
+        for name in ("dp", "page_size", "chunk_size", "max_seqs"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1, not {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +152,9 @@ def simulate_job(
     planned, learned = _planned(job, options, output_len)
     paper = cost.flavour == "paper"
     page_size = options.page_size or (1 if paper else 16)
-    pages = cost.kv_capacity_tokens // page_size
     true_prices = annotate(job.tree, job.output_len, cost)
+    best = job_optimum(job, cost, true_prices, options.dp)
+    pages = cost.kv_capacity_tokens // page_size
     order = order_requests(
         options.policy,
         job.tree,
@@ -162,6 +169,7 @@ def simulate_job(
         options.chunk_size or hardware.chunk_limit,
         options.max_seqs,
         hardware.gemm_tile,
+        first_in_prefill=not paper,
     )
     machine = Machine.of(cost, options.overlaps)
     prices = StepPrices.of(cost).scaled(options.price_factor)
@@ -178,7 +186,7 @@ def simulate_job(
         tuple(ranks),
         tuple(parts),
         order,
-        job_optimum(job, cost, true_prices, options.dp),
+        best,
         job.tree.num_prompt_tokens,
         int(job.output_len.sum(dtype=np.int64)),
         job.tree.num_unique_tokens,
@@ -188,6 +196,8 @@ def simulate_job(
 def job_optimum(job: SimulatedJob, cost: CostModel, priced: Annotations, dp: int) -> Optimum:
     """The bounds of the job for one rank; `dp` ranks divide them and add up their memory."""
     tree = job.tree
+    if not tree.num_requests:
+        raise InputError("there are no requests to simulate", "the plan has set all rows aside")
     longest = int((tree.prompt_len + job.output_len).max(initial=0))
     if longest > cost.kv_capacity_tokens:
         raise CapacityError(

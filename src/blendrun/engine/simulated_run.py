@@ -18,17 +18,20 @@ from blendrun.errors import InputError
 from blendrun.schedule.plan_file import StoredPlan
 
 
+def check_run_folder(run_dir: Path) -> None:
+    """Raises InputError where the folder holds a real run, or no run at all but other files."""
+    manifest = read_manifest(run_dir)
+    if manifest is not None and not manifest.environment.get("simulated"):
+        raise InputError(f"{run_dir} holds a real run", "give another --run-dir")
+    files = [p for p in run_dir.iterdir() if p.is_file()] if run_dir.is_dir() else []
+    if manifest is None and any(p.suffix != ".svg" for p in files):
+        raise InputError(f"{run_dir} holds something else", "give another --run-dir")
+
+
 def write_simulated_run(
     run_dir: Path, stored: StoredPlan, job: SimulatedJob, outcome: Outcome
 ) -> None:
-    """Write `outcome` as a complete run; each rank is an attempt, so their seconds add up.
-
-    Raises:
-        InputError: the folder holds a run that was not simulated.
-    """
-    before = read_manifest(run_dir)
-    if before is not None and not before.environment.get("simulated"):
-        raise InputError(f"{run_dir} holds a real run", "give another --run-dir")
+    """Write `outcome` as a complete run; each rank is an attempt, so their seconds add up."""
     for name in (MANIFEST_FILE, "parts/*.parquet", "steps/*.parquet"):
         for path in run_dir.glob(name):
             path.unlink()

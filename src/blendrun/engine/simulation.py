@@ -12,8 +12,8 @@ import numpy as np
 from blendrun.compiled import compiled, compiled_part
 from blendrun.cost.cost_model import CostModel
 from blendrun.cost.step_prices import StepPrices
-from blendrun.errors import BackendError
-from blendrun.schedule.step.decide import OVER, READY, commit, decide, must_refresh
+from blendrun.errors import BackendError, CapacityError
+from blendrun.schedule.step.decide import OVER, READY, TOO_LARGE, commit, decide, must_refresh
 from blendrun.schedule.step.state import State
 from blendrun.schedule.step.steering import refreshed
 from blendrun.tree.annotate import Float64
@@ -90,7 +90,8 @@ def simulate(
         num_outputs: [N] tokens after which each output ends.
 
     Raises:
-        BackendError: the pages do not hold one request, or requests wait and none can go on.
+        CapacityError: the pages do not hold one request.
+        BackendError: requests wait and none can go on.
     """
     log = Log(np.zeros((_LOG_STEPS, NUM_COLUMNS)), np.zeros((_LOG_CHUNKS, 4), np.int64))
     clock = np.zeros(1)
@@ -103,8 +104,13 @@ def simulate(
             chunks.append(log.chunks[:num_chunks].copy())
         if status == OVER:
             break
+        if status == TOO_LARGE:
+            raise CapacityError(
+                "a request does not fit into KV memory, even alone",
+                "take more ranks (--tp) or hardware with more memory",
+            )
         if status != _PAUSE:
-            raise BackendError(f"the simulated run cannot go on (status {status})")
+            raise BackendError("the simulated run cannot go on: requests wait and none can run")
     all_chunks = np.concatenate(chunks) if chunks else np.zeros((0, 4), np.int64)
     return Simulated(np.concatenate(steps), all_chunks, float(clock[0]), state)
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from blendrun.cost.optimum import Optimum
 from blendrun.data.disk import atomic_file
 from blendrun.data.results import read_steps
-from blendrun.engine.run_dir import Manifest, read_manifest
+from blendrun.engine.run_dir import MANIFEST_FILE, Manifest, read_manifest
 from blendrun.errors import InputError, PlanError
 from blendrun.report.bounds import run_optimum
 from blendrun.report.metrics import RunMetrics, read_metrics
@@ -73,7 +73,11 @@ def make_report(run_dir: Path) -> Report:
     """
     manifest = read_manifest(run_dir)
     if manifest is None:
-        raise InputError(f"{run_dir} holds no run", "give the --run-dir of blendrun execute")
+        below = sorted(path.parent for path in run_dir.glob(f"*/{MANIFEST_FILE}"))
+        hint = "give the --run-dir of blendrun execute"
+        if below:
+            hint = f"it has runs in it: {', '.join(map(str, below))}"
+        raise InputError(f"{run_dir} holds no run", hint)
     stored = read_plan(_find_plan(manifest, run_dir))
     if stored.plan.job_id != manifest.identity.get("job_id"):
         raise PlanError(

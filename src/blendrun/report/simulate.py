@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Protocol
 
 from blendrun.cost.cost_model import CostModel
-from blendrun.engine.chunk_log import write_chunk_log
+from blendrun.engine.chunk_log import check_log_folder, write_chunk_log
 from blendrun.engine.simulated_job import Outcome, SimulatedJob, SimulateOptions, simulate_job
 from blendrun.engine.simulated_plan import plan_cost, plan_shape, simulated_job
-from blendrun.engine.simulated_run import write_simulated_run
+from blendrun.engine.simulated_run import check_run_folder, write_simulated_run
 from blendrun.errors import InputError
 from blendrun.report.what_if import Point, explore, parse_grid
 from blendrun.report.what_if_plot import plot_points
@@ -54,8 +54,19 @@ class Simulation:
         stored = read_plan(plan)
         cost = plan_cost(stored.plan, hardware, tp)
         seed = stored.plan.settings.get("seed", 0)
-        options = replace(options, dp=dp or stored.plan.dp, seed=options.seed or int(seed))
-        return cls(stored, simulated_job(stored), cost, options, _prices(prices))
+        ranks = stored.plan.dp if dp is None else dp
+        options = replace(options, dp=ranks, seed=options.seed or int(seed))
+        made = cls(stored, simulated_job(stored), cost, options, _prices(prices))
+        if prices and not set(made.prices) & {"", cost.hardware.name} and len(prices) == 1:
+            raise InputError(
+                f"no price for {cost.hardware.name}", f"--price-per-gpu-hour {cost.hardware.name}=…"
+            )
+        return made
+
+    @property
+    def num_guessed(self) -> int:
+        """Requests whose output length the input does not say: the plan's guess is the truth."""
+        return int((~self.job.stated).sum())
 
     @property
     def hourly(self) -> float | None:
@@ -84,6 +95,10 @@ def simulate_policies(
     """
     names = _policies(policy or wanted.stored.plan.policy)
     base = run_dir or wanted.stored.path.with_suffix(".sim")
+    for name in names:
+        check_run_folder(base if len(names) == 1 else base / name)
+    if chunk_log is not None:
+        check_log_folder(chunk_log)
     outcomes = []
     for number, name in enumerate(names):
         progress(f"simulate {name}", number, len(names))
@@ -138,7 +153,7 @@ def simulate_what_if(
 
 
 def _policies(text: str) -> list[str]:
-    names = list(POLICIES) if text == "all" else text.split(",")
+    names = list(POLICIES) if text == "all" else list(dict.fromkeys(text.split(",")))
     for name in names:
         if name not in POLICIES:
             raise InputError(f"no policy {name!r}", f"there are: {', '.join(POLICIES)}, all")

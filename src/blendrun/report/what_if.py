@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from blendrun.cost.cost_model import CostModel
+from blendrun.cost.hardware import HardwareProfile
 from blendrun.engine.simulated_job import SimulatedJob, SimulateOptions, simulate_job
-from blendrun.errors import BlendrunError, InputError
+from blendrun.errors import BlendrunError, CapacityError, InputError
 
 _KEYS = ("hardware", "tp", "dp")
 
@@ -46,7 +47,7 @@ def parse_grid(text: str, hardware: str, tp: int, dp: int) -> Grid:
     """A grid from `hardware=a,b tp=1,2 dp=1..8`; what is not named stays as given.
 
     Raises:
-        InputError: an unknown key, or a value that is not a number.
+        InputError: an unknown key or hardware, or a value that is not a number.
     """
     values: dict[str, str] = {}
     for word in text.split():
@@ -57,8 +58,11 @@ def parse_grid(text: str, hardware: str, tp: int, dp: int) -> Grid:
                 "for instance: --what-if 'hardware=a100-80gb-sxm,h200 tp=1,2 dp=1..8'",
             )
         values[key] = value
+    names = tuple(values.get("hardware", hardware).split(","))
+    for name in names:
+        HardwareProfile.load(name)  # a name that is not known is an error, not a point
     return Grid(
-        tuple(values.get("hardware", hardware).split(",")),
+        names,
         _numbers(values.get("tp", str(tp)), "tp"),
         _numbers(values.get("dp", str(dp)), "dp"),
     )
@@ -78,6 +82,9 @@ def explore(
         cost_of: prices of a hardware profile with so many tensor-parallel ranks.
         prices: money for a device hour, by hardware; "" stands for all others.
         on_point: told how many points are done.
+
+    Raises:
+        CapacityError: no point can run the job.
     """
     points = []
     for done, (hardware, tp, dp) in enumerate(grid.points, start=1):
@@ -92,6 +99,9 @@ def explore(
                 Point(hardware, tp, dp, outcome.seconds, hours * hourly, outcome.practical_frac)
             )
         on_point(done)
+    if all(point.seconds is None for point in points):
+        reasons = dict.fromkeys(point.reason for point in points)
+        raise CapacityError("no machine of the grid can run this job", "; ".join(reasons))
     return _with_best(points)
 
 

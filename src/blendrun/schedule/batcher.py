@@ -43,6 +43,8 @@ class Batcher:
             job = job.without(self.too_large)
             state = new_state(job, limits, prices, how, share)
         self._order = np.array(job.order, np.int32)
+        # requests that share prefixes are neighbours here
+        self._place = np.argsort(job.tree.leaf_order).astype(np.int32)
         self.state: State = begin(state, self._order)
         self.budget = how.budget
         self.learns = bool(self.state.limits["learns"])
@@ -121,6 +123,9 @@ class Batcher:
 
     def _batch(self) -> Batch:
         step, slots, counts = self.state.step, self.state.slots, self.state.counts
+        # neighbours in the tree next to each other: attention finds their prefix in the caches
+        decodes = step.slot[: counts["num_decodes"]]
+        decodes[:] = decodes[np.argsort(self._place[slots["request"][decodes]])]
         slot = step.slot[: counts["num_batch"]].copy()
         num_tokens = step.num_tokens[: counts["num_batch"]].copy()
         request, start = slots["request"][slot], slots["computed"][slot]

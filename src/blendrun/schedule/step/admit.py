@@ -189,6 +189,8 @@ def preempt(state: State) -> bool:
         counts.prefill_s += state.limits.head_s
     if computed > slots[victim].own_start:
         counts.prefill_s += chunk_s(state, slots[victim].own_start, computed)
+    if slots[victim].decoding and not state.limits.first_in_prefill:
+        columns[request].known_len -= 1  # the prefill that repeats makes no new token
     side = columns[request].side
     remove(state, victim, False)
     columns[request].num_preempted += 1

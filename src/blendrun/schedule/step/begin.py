@@ -47,6 +47,7 @@ class BatchLimits:
     chunk_size: int  # prefill tokens of a step at most; with a fixed budget, all its tokens
     max_seqs: int  # running requests at most
     tile: int = 1  # tokens; a GEMM costs as much as one rounded up to this
+    first_in_prefill: bool = True  # False: the paper's convention, no token from a prefill step
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,7 @@ def _limits(
     row["num_pages"], row["page_size"] = limits.num_pages, limits.page_size
     row["max_seqs"], row["chunk_size"] = limits.max_seqs, limits.chunk_size
     row["tile"], row["share"] = limits.tile, share
+    row["first_in_prefill"] = limits.first_in_prefill
     row["admission"], row["budget"] = ADMISSION[how.admission], BUDGET[how.budget]
     row["learns"] = how.learns and bool(job.learned[job.order].any())
     for name in ("token_s", "pair_s", "decode_s", "head_s", "context_s", "weight_s"):

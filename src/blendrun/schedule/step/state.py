@@ -212,6 +212,7 @@ LIMITS = np.dtype(
             "admission",
             "budget",
             "learns",
+            "first_in_prefill",  # the last prefill step makes an output token
             "share",
         )
     ]
