@@ -166,8 +166,11 @@ def losses(outcome: Outcome) -> dict[str, float]:
     q = outcome.cost.hardware.overlap_exponent if outcome.options.overlaps else 1.0
     total = float(steps[:, log.SECONDS].sum())
     g, k = steps[:, log.COMPUTE], steps[:, log.MEMORY]
-    norm = (g.sum() ** q + k.sum() ** q) ** (1 / q)
-    a, b = (g.sum() / norm) ** (q - 1), (k.sum() / norm) ** (q - 1)
+    if np.isinf(q):
+        norm, a, b = max(g.sum(), k.sum()), float(g.sum() >= k.sum()), float(g.sum() < k.sum())
+    else:
+        norm = (g.sum() ** q + k.sum() ** q) ** (1 / q)
+        a, b = (g.sum() / norm) ** (q - 1), (k.sum() / norm) ** (q - 1)
     off = steps[:, log.SECONDS] - a * g - b * k
     waits = steps[:, log.WAITING] > 0
     return {
