@@ -66,9 +66,6 @@ def write_chunk_log(folder: Path, outcome: Outcome, job: SimulatedJob) -> None:
 
 def _nodes_above(tree: PrefixTree, requests: Int32) -> Int32:
     """Nodes that are no leaves and have one of `requests` below, the root among them."""
-    is_here = np.zeros(tree.num_requests, np.int64)
-    is_here[requests] = 1
-    running = np.concatenate([[0], np.cumsum(is_here[tree.leaf_order])])
-    used = running[tree.last_leaf] > running[tree.first_leaf]
+    used = tree.count_below(requests) > 0
     used[tree.leaf_node] = False
     return np.flatnonzero(used).astype(np.int32)

@@ -74,6 +74,14 @@ class PrefixTree:
         """
         return int(self.edge_len.sum(dtype=np.int64))
 
+    def count_below(self, requests: Int32) -> Int64:
+        """How many of `requests` (each at most once) lie below each node, [K]."""
+        chosen = np.zeros(self.num_requests, np.int64)
+        chosen[requests] = 1
+        running = np.concatenate([[0], np.cumsum(chosen[self.leaf_order])])
+        counts: Int64 = running[self.last_leaf] - running[self.first_leaf]
+        return counts
+
     def path(self, node: int) -> list[int]:
         """Nodes from below the root down to `node`."""
         nodes = []

@@ -166,12 +166,9 @@ def _requests(job: BatcherJob, stratum: Int32, share: bool) -> Any:
 
 
 def _nodes(tree: PrefixTree, order: Int32, share: bool) -> Any:
-    is_pending = np.zeros(tree.num_requests, np.int64)
-    is_pending[order] = 1
-    running = np.concatenate([[0], np.cumsum(is_pending[tree.leaf_order])])
     rows = np.zeros(tree.num_nodes, NODE).view(np.recarray)
     rows["parent"], rows["start"], rows["end"] = tree.parent, tree.edge_start, tree.depth
-    rows["waiting"] = running[tree.last_leaf] - running[tree.first_leaf] if share else 0
+    rows["waiting"] = tree.count_below(order) if share else 0
     rows["owner"] = NOBODY
     return rows
 
