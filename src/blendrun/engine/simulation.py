@@ -30,12 +30,11 @@ NUM_COLUMNS = 14
 
 
 class Machine(NamedTuple):
-    """Figures that price a step, beside `StepPrices`."""
+    """Figures that price a step, as plain numbers for compiled code; seconds. See `StepPrices`."""
 
     token_s: float
     pair_s: float
     head_s: float
-    decode_s: float
     context_s: float
     weight_s: Float64  # [T] reading the weights that a step over so many tokens touches
     floor_exponent: float  # how weight reading combines with compute; inf: the larger counts
@@ -54,7 +53,6 @@ class Machine(NamedTuple):
             token_s=prices.token_s,
             pair_s=prices.pair_s,
             head_s=prices.head_s,
-            decode_s=prices.decode_s,
             context_s=prices.context_s,
             weight_s=np.array(cost.step_weight_read_s(np.arange(_MOST_TOKENS))),
             floor_exponent=hardware.weight_floor_exponent,

@@ -63,8 +63,8 @@ def has_room(state: State, request: int, cached: int, is_right: bool, force: boo
     ):
         return False
     decodes = max(rest_work(state, request, False)[0], 0.0)
-    soon = is_right and limits.admission == TWO_LISTS
-    return fits(state, request, cached, own_start_of(state, request, cached), decodes, soon)
+    is_right = is_right and limits.admission == TWO_LISTS
+    return fits(state, request, cached, own_start_of(state, request, cached), decodes, is_right)
 
 
 @compiled_part

@@ -87,7 +87,7 @@ def new_state(
 ) -> State:
     """A state in which nothing has run; `share=False` gives every request its own pages."""
     counts = np.zeros(1, COUNTS).view(np.recarray)
-    rules = _limits(job, limits, prices, how, share)
+    rules = _limits(job, limits, prices, how)
     stratum, strata = _strata(job, how)
     requests = _requests(job, stratum, share)
     nodes = _nodes(job.tree, job.order, share)
@@ -124,12 +124,12 @@ def new_state(
 
 
 def _limits(
-    job: BatcherJob, limits: BatchLimits, prices: StepPrices, how: Steering, share: bool
+    job: BatcherJob, limits: BatchLimits, prices: StepPrices, how: Steering
 ) -> np.ndarray[tuple[int], np.dtype[np.void]]:
     row = np.zeros(1, LIMITS).view(np.recarray)
     row["num_pages"], row["page_size"] = limits.num_pages, limits.page_size
     row["max_seqs"], row["chunk_size"] = limits.max_seqs, limits.chunk_size
-    row["tile"], row["share"] = limits.tile, share
+    row["tile"] = limits.tile
     row["first_in_prefill"] = limits.first_in_prefill
     row["admission"], row["budget"] = ADMISSION[how.admission], BUDGET[how.budget]
     row["learns"] = how.learns and bool(job.learned[job.order].any())

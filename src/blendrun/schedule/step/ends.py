@@ -13,10 +13,10 @@ _CAP_FRAC = 0.99
 
 
 @compiled_part
-def insert_end(state: State, slot: int, position_count: int) -> None:
-    """Put `slot` into the list of `position_count` slots, by its end."""
+def insert_end(state: State, slot: int, num_slots: int) -> None:
+    """Put `slot` into the list of `num_slots` slots, by its end."""
     by_end, slots = state.ordered.by_end, state.slots
-    i = position_count
+    i = num_slots
     while i > 0 and slots[by_end[i - 1]].end_step > slots[slot].end_step:
         by_end[i] = by_end[i - 1]
         i -= 1
@@ -24,13 +24,13 @@ def insert_end(state: State, slot: int, position_count: int) -> None:
 
 
 @compiled_part
-def remove_end(state: State, slot: int, position_count: int) -> None:
-    """Take `slot` out of the list of `position_count` slots."""
+def remove_end(state: State, slot: int, num_slots: int) -> None:
+    """Take `slot` out of the list of `num_slots` slots."""
     by_end = state.ordered.by_end
     i = 0
     while by_end[i] != slot:
         i += 1
-    for j in range(i, position_count - 1):
+    for j in range(i, num_slots - 1):
         by_end[j] = by_end[j + 1]
 
 
@@ -43,11 +43,11 @@ def own_tokens(state: State, slot: int) -> int:
 
 
 @compiled_part
-def later_cap(state: State, side_is_right: bool) -> float:
+def later_cap(state: State, is_right: bool) -> float:
     """Tokens that projected use may reach beyond the next steps."""
     counts, limits = state.counts, state.limits
     tokens = float(limits.num_pages * limits.page_size)
-    if not side_is_right:
+    if not is_right:
         return _CAP_FRAC * tokens
     return min((_CAP_FRAC - counts.left_share) * limits.overcommit, _CAP_FRAC) * tokens
 
@@ -70,24 +70,24 @@ def update_headroom(state: State) -> None:
 
 @compiled_part
 def fits(
-    state: State, request: int, cached: int, own_start: int, decodes: float, soon: bool
+    state: State, request: int, cached: int, own_start: int, decodes: float, is_right: bool
 ) -> bool:
     """Whether projected KV stays below the cap at every projected end while `request` runs.
 
     Args:
         cached: leading tokens that are there.
         decodes: steps that it is expected to run.
-        soon: the later cap is the lower one of the right side.
+        is_right: beyond the next steps it leaves the left its share of memory.
     """
     counts, slots, limits = state.counts, state.slots, state.limits
     size = limits.page_size
     own = float(state.requests[request].known_len - own_start + size)
     new_shared = (prefix_pages(state, request, cached) + idle_pages_on_path(state, request)) * size
-    if not soon:
+    if not is_right:
         counts.headroom -= own + decodes + new_shared
         if counts.headroom >= 0:
             return True
-    cap_now, cap_later = later_cap(state, False), later_cap(state, soon)
+    cap_now, cap_later = later_cap(state, False), later_cap(state, is_right)
     base = (counts.node_pages - counts.idle_pages) * size + new_shared + own
     held, count, checked_own = base, 1, False
     now = counts.step

@@ -10,6 +10,7 @@ from blendrun.compiled import compiled, compiled_part
 from blendrun.schedule.step.state import UNLEARNED, Lengths, State
 
 _BIN_GROWTH = 1.085
+_LEARNED_EVENTS = 8  # ended outputs after which the lengths of a stratum count as known
 
 
 def bin_edges(longest: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -20,13 +21,10 @@ def bin_edges(longest: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return np.array(edges)
 
 
-LEARNED_EVENTS = 8  # ended outputs after which the lengths of a stratum count as known
-
-
 @compiled_part
 def is_learned(lengths: Lengths, stratum: int) -> bool:
     """Whether enough has ended to go by: 8 outputs, or half of a small stratum."""
-    enough = min(LEARNED_EVENTS, (lengths.strata[stratum].total + 1) // 2)
+    enough = min(_LEARNED_EVENTS, (lengths.strata[stratum].total + 1) // 2)
     return lengths.strata[stratum].finished >= enough
 
 

@@ -36,13 +36,13 @@ def must_divide(state: State) -> bool:
 
 
 @compiled
-def divide(state: State, order: Int32) -> tuple[Int32, Int32, int, int]:
+def divide(state: State, order: Int32) -> tuple[Int32, Int32]:
     """Left and right list of the requests that have not run, from `order`.
 
     Those of which nothing is known yet and that look dense come last on the left.
 
     Returns:
-        left in the order of `order`, right longest first, and their lengths.
+        left in the order of `order`, and right, longest first.
     """
     columns, lengths = state.requests, state.lengths
     root = compute_per_read(state)
@@ -80,7 +80,7 @@ def divide(state: State, order: Int32) -> tuple[Int32, Int32, int, int]:
     left[num_left : num_left + num_unknown] = unknown[:num_unknown]
     num_left += num_unknown
     by_length = np.argsort(length[:num_right], kind="mergesort")
-    return left[:num_left], right[:num_right][by_length], num_left, num_right
+    return left[:num_left], right[:num_right][by_length]
 
 
 @compiled_part

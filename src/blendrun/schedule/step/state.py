@@ -14,7 +14,6 @@ import numpy.typing as npt
 from blendrun.tree.annotate import Float64
 from blendrun.tree.prefix_tree import Int32
 
-Int8 = npt.NDArray[np.int8]
 Bools = npt.NDArray[np.bool_]
 Record = Any  # one row of a structured array
 
@@ -213,7 +212,6 @@ LIMITS = np.dtype(
             "budget",
             "learns",
             "first_in_prefill",  # the last prefill step makes an output token
-            "share",
         )
     ]
     + [

@@ -1,7 +1,5 @@
 """Drive a state from Python: begin, learn and divide when it is time."""
 
-import numpy as np
-
 from blendrun.schedule.step.begin import with_lists
 from blendrun.schedule.step.decide import must_refresh, refresh
 from blendrun.schedule.step.expectations import learn
@@ -29,9 +27,7 @@ def divided(state: State, order: Int32) -> State:
     """Left and right list made anew from the requests of `order` that have not run."""
     if state.limits["admission"] != TWO_LISTS:
         return state
-    left, right, _, _ = divide(state, order)
+    left, right = divide(state, order)
     counts = state.counts
     counts["at_left"], counts["at_right"] = 0, len(left)
-    return state._replace(
-        lists=with_lists(state.lists, np.ascontiguousarray(left), np.ascontiguousarray(right))
-    )
+    return state._replace(lists=with_lists(state.lists, left.copy(), right))
