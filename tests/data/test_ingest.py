@@ -9,9 +9,9 @@ import pytest
 
 from blendrun.data import jsonl_reader
 from blendrun.data.columns import ColumnNames
-from blendrun.data.ingest import ingest
 from blendrun.data.sampling import SamplingParams
 from blendrun.errors import InputError
+from tiny_ingest import ingest
 
 
 @pytest.fixture
@@ -339,6 +339,6 @@ def test_progress_grows_to_the_size_of_all_files(run):
 
 
 def test_a_refused_input_leaves_no_store(tmp_path, run):
-    with pytest.raises(InputError):
-        run([{"text": "x"}])
+    with pytest.raises(InputError, match="needs a tokenizer"):
+        run([{"prompt": "x"}], tokenizer=None)
     assert not list((tmp_path / "store").iterdir())

@@ -12,11 +12,11 @@ import pytest
 from blendrun.data import outputs, parquet_reader
 from blendrun.data.answers import OUTPUT_COLUMNS, answers_table
 from blendrun.data.columns import ColumnNames
-from blendrun.data.ingest import ingest
 from blendrun.data.outputs import write_outputs
 from blendrun.data.results import ResultJournal
 from blendrun.data.sampling import SamplingParams
 from blendrun.errors import PlanError
+from tiny_ingest import ingest
 
 
 @pytest.fixture

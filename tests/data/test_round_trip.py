@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from blendrun.data.answers import answers_table
 from blendrun.data.columns import ColumnNames
-from blendrun.data.ingest import ingest
 from blendrun.data.outputs import write_outputs
 from blendrun.data.results import ResultJournal
 from blendrun.data.sampling import SamplingParams
+from tiny_ingest import ingest
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 chats = st.lists(st.fixed_dictionaries({"role": texts, "content": texts}), max_size=2)

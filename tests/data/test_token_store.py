@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blendrun.data.flat_tokens import FlatTokens
 from blendrun.data.token_store import TokenStore, TokenStoreWriter
 from blendrun.errors import PlanError
 
@@ -12,7 +13,7 @@ from blendrun.errors import PlanError
 def write(folder, prompts):
     writer = TokenStoreWriter(folder)
     for start in range(0, len(prompts), 2):
-        writer.append([np.array(ids, np.int32) for ids in prompts[start : start + 2]])
+        writer.append(FlatTokens.of([np.array(p, np.int32) for p in prompts[start : start + 2]]))
     return writer.close()
 
 
@@ -31,7 +32,7 @@ def test_prompts_come_back_in_order(tmp_path_factory, prompts):
 def test_nothing_is_a_store_before_it_is_closed(tmp_path):
     write(tmp_path, [[1, 2]])
     writer = TokenStoreWriter(tmp_path)
-    writer.append([np.array([5], np.int32)])
+    writer.append(FlatTokens.of([np.array([5], np.int32)]))
     with pytest.raises(PlanError, match="cannot read the token store"):
         TokenStore.open(tmp_path)
     writer.abort()

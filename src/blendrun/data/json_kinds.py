@@ -46,6 +46,13 @@ class KindTracker:
         for name, value in row.items():
             masks[name] = masks.get(name, 0) | _bit(value)
 
+    def merge(self, other: "KindTracker") -> list[str]:
+        """Notes what `other`, of later rows, has seen; the names that are new here."""
+        new = [name for name in other._masks if name not in self._masks]
+        for name, mask in other._masks.items():
+            self._masks[name] = self._masks.get(name, 0) | mask
+        return new
+
     def kinds(self) -> dict[str, str]:
         """Column name to kind, a key of `ARROW_TYPES`."""
         return {name: _resolve(mask) for name, mask in self._masks.items()}

@@ -26,6 +26,22 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 @dataclass(frozen=True, slots=True)
+class Lines:
+    """Consecutive lines that are rows, without the blanks around them; lists of equal length."""
+
+    numbers: list[int] = field(default_factory=list)  # physical line number, from 1
+    contents: list[bytes] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def split(self, at: int) -> tuple["Lines", "Lines"]:
+        """The first `at` lines, and the others."""
+        numbers, contents = self.numbers, self.contents
+        return Lines(numbers[:at], contents[:at]), Lines(numbers[at:], contents[at:])
+
+
+@dataclass(frozen=True, slots=True)
 class JsonBatch:
     """Consecutive rows; lists of equal length, one entry per row."""
 
@@ -38,7 +54,14 @@ class JsonBatch:
 def read_jsonl(
     path: Path, limit: int | None = None, progress: Callable[[int], None] | None = None
 ) -> Iterator[JsonBatch]:
-    """Rows of the file in batches, the first `limit` of them; blank lines are not rows.
+    """Rows of the file in batches, the first `limit` of them, as `read_lines` reads them."""
+    return map(parse_lines, read_lines(path, limit, progress))
+
+
+def read_lines(
+    path: Path, limit: int | None = None, progress: Callable[[int], None] | None = None
+) -> Iterator[Lines]:
+    """Lines of the file in batches, the first `limit` of them; blank lines are not rows.
 
     `progress` is told the bytes of the file read so far, after each batch.
 
@@ -55,6 +78,14 @@ def read_jsonl(
                 yield batch
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"cannot read {path}: {error}") from error
+
+
+def parse_lines(lines: Lines) -> JsonBatch:
+    """The values of some lines; a line that is no JSON object becomes an error."""
+    batch = JsonBatch()
+    for number, content in zip(lines.numbers, lines.contents, strict=True):
+        _add(batch, number, content)
+    return batch
 
 
 def json_columns(batch: JsonBatch, columns: tuple[tuple[str, str], ...]) -> list[pa.Array]:
@@ -92,21 +123,22 @@ def raw_members(text: str) -> dict[str, str]:
     return members
 
 
-def _batches(stream: BinaryIO, limit: int | None) -> Iterator[JsonBatch]:
-    batch, num_bytes, num_rows = JsonBatch(), 0, 0
+def _batches(stream: BinaryIO, limit: int | None) -> Iterator[Lines]:
+    batch, num_bytes, num_rows = Lines(), 0, 0
     for number, line in enumerate(stream, start=1):
         if limit is not None and num_rows == limit:
             break
         content = (line.removeprefix(_BOM) if number == 1 else line).strip(_BLANK)
         if not content:
             continue
-        _add(batch, number, content)
+        batch.numbers.append(number)
+        batch.contents.append(content)
         num_rows += 1
         num_bytes += len(content)
-        if len(batch.rows) >= _BATCH_ROWS or num_bytes >= _BATCH_BYTES:
+        if len(batch) >= _BATCH_ROWS or num_bytes >= _BATCH_BYTES:
             yield batch
-            batch, num_bytes = JsonBatch(), 0
-    if batch.rows:
+            batch, num_bytes = Lines(), 0
+    if len(batch):
         yield batch
 
 

@@ -4,7 +4,7 @@ Knows types and ranges, through `SamplingParams`; not prompts.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
@@ -59,7 +59,7 @@ def read_params(
 
 
 def _fill(
-    target: Any, values: list[Any], check: Callable[[Any], Any], rejections: Rejections
+    target: Any, values: Sequence[Any], check: Callable[[Any], Any], rejections: Rejections
 ) -> None:
     known: dict[tuple[type, Any], Any] = {}  # most rows of a job hold the same few values
     for row, value in enumerate(values):

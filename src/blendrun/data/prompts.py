@@ -12,10 +12,11 @@ import numpy.typing as npt
 
 from blendrun.data.chat_template import TemplateError
 from blendrun.data.columns import ColumnNames
-from blendrun.data.rows import BadRowError, Rejections, RowBatch
+from blendrun.data.flat_tokens import FlatTokens, TokenIds
+from blendrun.data.rows import BadRowError, IdLists, Rejections, RowBatch
 from blendrun.errors import InputError
 
-TokenIds = npt.NDArray[np.int32]
+_NO_TOKENS = np.zeros(0, np.int32)
 
 
 class TextTokenizer(Protocol):
@@ -40,13 +41,16 @@ def prompt_tokens(
     tokenizer: TextTokenizer | None,
     vocab_size: int,
     rejections: Rejections,
-) -> dict[int, TokenIds]:
-    """Token ids of every row of the batch that is not in `rejections`, which it adds to.
+) -> FlatTokens:
+    """Token ids of every row of the batch; none where it is in `rejections`, which it adds to.
 
     Raises:
         InputError: a row holds text and there is no tokenizer.
     """
     columns = {kind: getattr(names, kind) for kind in names.prompt_fields()}
+    only = [batch.columns[name] for name in columns.values() if name in batch.columns]
+    if len(only) == 1 and isinstance(only[0], IdLists) and only[0].valid.all():
+        return _from_ids(only[0], vocab_size, rejections)
     texts: dict[int, str] = {}
     rendered: dict[int, str] = {}
     tokens: dict[int, TokenIds] = {}
@@ -72,7 +76,21 @@ def prompt_tokens(
         tokens.update(zip(texts, tokenizer.encode_texts(list(texts.values())), strict=True))
         encoded = tokenizer.encode_rendered(list(rendered.values()))
         tokens.update(zip(rendered, encoded, strict=True))
-    return tokens
+    return FlatTokens.of([tokens.get(row, _NO_TOKENS) for row in range(len(batch))])
+
+
+def _from_ids(lists: IdLists, vocab_size: int, rejections: Rejections) -> FlatTokens:
+    """The prompts of a column that holds nothing but token ids, without a look at each row."""
+    flat = lists.flat[lists.offsets[0] : lists.offsets[-1]]
+    if len(flat) and (int(flat.min()) < 0 or int(flat.max()) >= vocab_size):
+        for row in range(len(lists)):
+            try:
+                if row not in rejections:
+                    _checked_ids(lists[row], vocab_size)
+            except BadRowError as error:
+                rejections[row] = (error.code, error.message)
+    lengths = np.diff(lists.offsets).astype(np.int64)
+    return FlatTokens(flat.astype(np.int32, copy=False), lengths)
 
 
 def _only_value(batch: RowBatch, columns: dict[str, str], row: int) -> tuple[str, Any]:

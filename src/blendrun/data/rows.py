@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from blendrun.data.json_kinds import KindTracker
 from blendrun.data.jsonl_reader import JsonBatch
 
 Code = Literal[
@@ -32,6 +35,21 @@ class BadRowError(Exception):
         self.message = message
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class IdLists(Sequence[npt.NDArray[Any] | None]):
+    """A column of integer lists; entry i is a view of `flat[offsets[i] : offsets[i + 1]]`."""
+
+    flat: npt.NDArray[Any]  # integers of any width
+    offsets: npt.NDArray[Any]  # [rows + 1]
+    valid: npt.NDArray[np.bool_]  # [rows] False = null
+
+    def __len__(self) -> int:
+        return len(self.valid)
+
+    def __getitem__(self, row: Any) -> Any:
+        return self.flat[self.offsets[row] : self.offsets[row + 1]] if self.valid[row] else None
+
+
 @dataclass(frozen=True, slots=True)
 class RowBatch:
     """Consecutive rows of one file: Python values of the columns that ingest reads.
@@ -40,8 +58,9 @@ class RowBatch:
     """
 
     lines: Sequence[int]  # line (JSONL) or row number (Parquet) in the file, from 1
-    columns: dict[str, list[Any]]  # None = null or absent
+    columns: dict[str, Sequence[Any]]  # None = null or absent
     bad: dict[int, str]  # rows that could not be parsed, with the reason
+    kinds: KindTracker | None = None  # of all columns of JSON rows
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -59,23 +78,28 @@ def rows_from_arrow(batch: pa.RecordBatch, first: int, used: frozenset[str]) -> 
 
 def rows_from_json(batch: JsonBatch, used: frozenset[str]) -> RowBatch:
     """Rows of a JSONL batch."""
+    kinds = KindTracker()
+    for row in batch.rows:
+        if row is not None:
+            kinds.add(row)
     present = {name for row in batch.rows if row for name in used & row.keys()}
-    columns = {
+    columns: dict[str, Sequence[Any]] = {
         name: [None if row is None else row.get(name) for row in batch.rows] for name in present
     }
-    return RowBatch(batch.lines, columns, batch.errors)
+    return RowBatch(batch.lines, columns, batch.errors, kinds)
 
 
-def _values(array: pa.Array) -> list[Any]:
+def _values(array: pa.Array) -> Sequence[Any]:
     kind = array.type
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         return [_without_nulls(value) for value in array.to_pylist()]
     if not pa.types.is_integer(kind.value_type) or array.flatten().null_count:
         return [_without_nulls(value) for value in array.to_pylist()]
-    numbers = array.values.to_numpy(zero_copy_only=False)
-    offsets = array.offsets.to_numpy()
-    valid = array.is_valid().to_numpy(zero_copy_only=False)
-    return [numbers[offsets[i] : offsets[i + 1]] if valid[i] else None for i in range(len(array))]
+    return IdLists(
+        array.values.to_numpy(zero_copy_only=False),
+        array.offsets.to_numpy(),
+        array.is_valid().to_numpy(zero_copy_only=False),
+    )
 
 
 def _without_nulls(value: Any) -> Any:

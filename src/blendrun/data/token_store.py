@@ -4,7 +4,6 @@ Knows nothing of what a prompt came from; a request is an index.
 """
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blendrun.data.disk import TEMP_SUFFIX, atomic_file, full_disk, make_folder, sync_folder
+from blendrun.data.flat_tokens import FlatTokens
 from blendrun.errors import PlanError
 
 TOKENS_FILE = "tokens.npy"
@@ -79,13 +79,11 @@ class TokenStoreWriter:
         self._file.write(_header(0))
         self._lengths: list[npt.NDArray[np.int64]] = []
 
-    def append(self, prompts: Sequence[npt.NDArray[np.int32]]) -> None:
-        """Adds prompts, each int32[prompt_len]."""
-        if not prompts:
-            return
-        self._lengths.append(np.array([len(ids) for ids in prompts], dtype=np.int64))
+    def append(self, prompts: FlatTokens) -> None:
+        """Adds prompts."""
+        self._lengths.append(prompts.lengths)
         with full_disk(self._temp):
-            self._file.write(np.concatenate(prompts).astype("<i4", copy=False).tobytes())
+            self._file.write(np.ascontiguousarray(prompts.tokens, "<i4").data)
 
     def close(self) -> TokenStore:
         """Completes both files and opens them."""

@@ -13,7 +13,8 @@ import pyarrow as pa
 from blendrun.config import Resolved
 from blendrun.cost.cost_model import CostModel
 from blendrun.cost.hardware import HardwareProfile
-from blendrun.data.ingest import ingest
+from blendrun.data.ingest import Ingested, Ingester
+from blendrun.data.sources import SourceFile
 from blendrun.errors import CapacityError, PlanError
 from blendrun.schedule import plan_file
 from blendrun.schedule.lengths import expected_lengths
@@ -53,7 +54,8 @@ def make_plan(
     model = load_model(settings.value)
     cost = _cost_model(model, settings.value)
     with plan_file.new_sidecars(path) as folder:
-        job = _read_job(prompts, settings.value, model, cost, folder, progress)
+        rows, sources = _read(prompts, settings.value, model, folder, progress)
+        job = _build(rows, settings.value, cost, progress)
         progress("order", 0, 1)
         wanted = OrderSettings(
             settings.value.seed,
@@ -69,7 +71,7 @@ def make_plan(
                 "other prompts, model or sampling need another folder",
             )
         _write_sidecars(folder, job, order, plan)
-    plan_file.write_plan(path, plan, job.rows.sources)
+    plan_file.write_plan(path, plan, sources)
     return plan
 
 
@@ -84,26 +86,32 @@ def _cost_model(model: PlannedModel, settings: PlanSettings) -> CostModel:
     return cost
 
 
-def _read_job(
+def _read(
     prompts: Sequence[str],
     settings: PlanSettings,
     model: PlannedModel,
-    cost: CostModel,
     folder: Path,
     progress: Progress,
-) -> PricedJob:
-    """The rows with their tokens (in `folder`), tree and prices."""
-    rows = ingest(
+) -> tuple[Ingested, tuple[SourceFile, ...]]:
+    """The rows of all inputs, with their tokens in `folder`."""
+    with Ingester(
         prompts,
         settings.columns,
         model.tokenizer,
         settings.sampling,
         model.shape.max_position,
         model.shape.vocab_size,
-        folder,
-        settings.limit,
-        lambda done, total: progress("read and tokenize", done, total),
-    )
+        limit=settings.limit,
+        num_workers=settings.workers,
+        progress=lambda done, total: progress("read and tokenize", done, total),
+    ) as ingester:
+        return ingester.take(folder), ingester.sources()
+
+
+def _build(
+    rows: Ingested, settings: PlanSettings, cost: CostModel, progress: Progress
+) -> PricedJob:
+    """The rows with their prefix tree, expected lengths and prices."""
     progress("build prefix tree", 0, 1)
     tree = build_tree(rows.store.tokens, rows.store.offsets)
     lengths, length_from = expected_lengths(rows.requests, settings.prior_output_len)

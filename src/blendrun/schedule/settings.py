@@ -24,6 +24,7 @@ class PlanSettings:
     tp: int = 1
     dp: int = 1
     limit: int | None = None  # first N rows
+    workers: int | None = None  # processes that tokenize; None: one per CPU, for large inputs
     keep_sharing: float = 0.99
     prior_output_len: int = 256  # tokens expected where max_tokens allows more and nothing tells
     prompt_column: str | None = None  # None: the names of `ColumnNames`, where they exist
@@ -41,7 +42,13 @@ class PlanSettings:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("tp", 1), ("dp", 1), ("prior_output_len", 1), ("limit", 1)):
+        for name, least in (
+            ("tp", 1),
+            ("dp", 1),
+            ("prior_output_len", 1),
+            ("limit", 1),
+            ("workers", 1),
+        ):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InputError(f"{name} must be at least {least}, not {value}")

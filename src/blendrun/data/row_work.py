@@ -1,0 +1,140 @@
+"""From a piece of rows to requests, rejected rows and tokens: the work that runs in parallel.
+
+Knows the limits of a request; not where rows come from or where tokens go. Rows are counted from
+the start of the piece.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from blendrun.data.columns import ColumnNames
+from blendrun.data.flat_tokens import FlatTokens
+from blendrun.data.json_kinds import KindTracker
+from blendrun.data.params import ParamColumns, read_params
+from blendrun.data.pieces import Piece
+from blendrun.data.prompts import TextTokenizer, prompt_tokens
+from blendrun.data.rows import Rejections, RowBatch
+from blendrun.data.sampling import SamplingParams
+
+REQUEST_SCHEMA = pa.schema(
+    [
+        ("row", pa.int64()),  # input row over all sources in order, from 0
+        ("prompt_len", pa.int32()),  # tokens, at least 1
+        ("max_tokens", pa.int32()),  # prompt_len + max_tokens fits the context
+        ("expected_len", pa.int32()),  # output tokens by a column, 1..max_tokens, or null
+        ("temperature", pa.float32()),
+        ("top_p", pa.float32()),
+        ("top_k", pa.int32()),
+        ("min_p", pa.float32()),
+        ("seed", pa.int64()),
+        ("stop", pa.list_(pa.string())),
+        ("ignore_eos", pa.bool_()),
+    ]
+)
+REJECTED_SCHEMA = pa.schema(
+    [
+        ("row", pa.int64()),
+        ("file", pa.string()),
+        ("line", pa.int64()),  # physical line (JSONL) or row number (Parquet), from 1
+        ("code", pa.string()),  # `data.rows.Code`
+        ("message", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkedRows:
+    """The rows of one piece; `row` in both tables counts from the start of the piece."""
+
+    path: str
+    num_rows: int
+    requests: pa.RecordBatch  # REQUEST_SCHEMA
+    rejected: pa.RecordBatch  # REJECTED_SCHEMA
+    prompts: FlatTokens  # of the requests
+    kinds: KindTracker | None  # of JSON values
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowWork:
+    """What it takes to make requests of rows; callable on a piece, in any process."""
+
+    columns: ColumnNames
+    tokenizer: TextTokenizer | None
+    defaults: SamplingParams
+    context_len: int  # prompt and answer tokens
+    vocab_size: int
+
+    def __call__(self, piece: Piece) -> WorkedRows:
+        """The requests of a piece.
+
+        Raises:
+            InputError: a row holds text and there is no tokenizer.
+        """
+        batch = piece.rows(self.columns.used())
+        rejections: Rejections = {row: ("bad_json", why) for row, why in batch.bad.items()}
+        params = read_params(batch, self.columns, self.defaults, rejections)
+        prompts = prompt_tokens(batch, self.columns, self.tokenizer, self.vocab_size, rejections)
+        self._check_lengths(prompts.lengths, rejections)
+        keep = np.ones(len(batch), bool)
+        keep[list(rejections)] = False
+        prompts = prompts.where(keep)
+        return WorkedRows(
+            piece.path,
+            len(batch),
+            self._requests(np.flatnonzero(keep), prompts.lengths, params),
+            _rejected(piece.path, batch, rejections),
+            prompts,
+            batch.kinds,
+        )
+
+    def _check_lengths(self, lengths: npt.NDArray[np.int64], rejections: Rejections) -> None:
+        limit = self.context_len - 1
+        for row in np.flatnonzero((lengths == 0) | (lengths > limit)).tolist():
+            if row in rejections:
+                continue
+            if lengths[row] == 0:
+                rejections[row] = ("empty_prompt", "the prompt has no tokens")
+            else:
+                rejections[row] = (
+                    "context_length",
+                    f"the prompt has {lengths[row]} tokens, the limit is {limit} "
+                    f"(context of {self.context_len} less one for the answer)",
+                )
+
+    def _requests(
+        self, rows: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], params: ParamColumns
+    ) -> pa.RecordBatch:
+        numbers = {field: values[rows] for field, values in params.numbers.items()}
+        room = self.context_len - lengths
+        max_tokens = np.minimum(numbers.pop("max_tokens"), room).astype(np.int32)
+        expected = params.expected_len[rows]
+        columns = {
+            "row": rows,
+            "prompt_len": lengths.astype(np.int32),
+            "max_tokens": max_tokens,
+            "expected_len": pa.array(
+                np.clip(expected, 1, max_tokens).astype(np.int32), mask=expected < 0
+            ),
+            "stop": pa.array([params.stop[row] for row in rows], pa.list_(pa.string())),
+            **numbers,
+        }
+        return pa.RecordBatch.from_arrays(
+            [pa.array(columns[field.name], field.type) for field in REQUEST_SCHEMA],
+            schema=REQUEST_SCHEMA,
+        )
+
+
+def _rejected(path: str, batch: RowBatch, rejections: Rejections) -> pa.RecordBatch:
+    rows = sorted(rejections)
+    columns = [
+        rows,
+        [path] * len(rows),
+        [batch.lines[row] for row in rows],
+        [rejections[row][0] for row in rows],
+        [rejections[row][1] for row in rows],
+    ]
+    arrays = [pa.array(v, f.type) for v, f in zip(columns, REJECTED_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=REJECTED_SCHEMA)
