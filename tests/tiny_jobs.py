@@ -12,7 +12,7 @@ from blendrun.config import resolve
 from blendrun.cost.cost_model import CostModel
 from blendrun.cost.hardware import HardwareProfile
 from blendrun.cost.model_shape import ModelShape
-from blendrun.schedule.plan_file import Plan
+from blendrun.schedule.plan_record import Plan
 from blendrun.schedule.planner import make_plan
 from blendrun.schedule.settings import PlanSettings
 from blendrun.tree.build import build_tree
@@ -70,7 +70,8 @@ def plan_files(
 
 def execute(plan: Path, run_dir: Path, **settings: Any) -> Any:
     """Execute in float32 unless told otherwise; the RunResult."""
-    from blendrun.engine.execute import RunEvents, execute_plan
+    from blendrun.engine.attempt import RunEvents
+    from blendrun.engine.execute import execute_plan
     from blendrun.engine.settings import ExecuteSettings
 
     silent = RunEvents(lambda _done, _total: None, lambda _text: None, lambda _advance: None)

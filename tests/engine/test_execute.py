@@ -13,7 +13,9 @@ from blendrun.data.results import ResultJournal, read_answers, read_steps
 from blendrun.engine import torch_backend
 from blendrun.engine.run_dir import read_manifest
 from blendrun.errors import BackendError, CapacityError, InputError, PlanError
+from blendrun.report.report import make_report
 from blendrun.schedule.orders import POLICIES
+from blendrun.schedule.plan_file import read_plan
 from tiny_jobs import SHAPE, execute, plan_files, plan_job, write_rows
 from tiny_models import make_checkpoint
 
@@ -417,3 +419,33 @@ def test_manifest_tells_what_ran(checkpoint: Path, rows: Path, tmp_path: Path):
     steps = read_steps(tmp_path / "run")
     parts_s = sum(np.sum(steps[f"{k}_s"].to_numpy()) for k in ("model", "attention", "sample"))
     assert parts_s <= np.sum(steps["step_s"].to_numpy()) <= attempt.generate_s
+
+
+@pytest.mark.parametrize("steps", [20, 60])
+def test_a_plan_in_windows_answers_as_a_whole_one(
+    checkpoint: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+):
+    """Every row once, in input order, through a break."""
+    whole, _ = plan_files(tmp_path / "whole.json", [rows], checkpoint)
+    execute(whole, tmp_path / "whole")
+    expected = answers(tmp_path / "whole")
+    plan_path, plan = plan_files(tmp_path / "windows.json", [rows], checkpoint, window=3)
+    assert [read_plan(tmp_path / w).plan.counts.rows for w in plan.windows] == [3, 3, 2]
+    run_dir = tmp_path / "windows"
+    with monkeypatch.context() as patch:
+        Failing(patch, steps)
+        with pytest.raises(BackendError, match="planted"):
+            execute(plan_path, run_dir)
+    assert 0 < read_answers(run_dir).num_rows < 8
+    execute(plan_path, run_dir)
+    assert answers(run_dir) == expected
+    parts = [pq.read_table(p)["row"].to_pylist() for p in (run_dir / "parts").iterdir()]
+    assert sorted(row for part in parts for row in part) == list(range(8))
+    report = make_report(run_dir)
+    assert report.values()["answered_rows"] == 8
+    assert report.optimum is not None
+    assert report.values()["practical_frac"] > 0
+    with pytest.raises(PlanError, match="window 0"):
+        execute(tmp_path / plan.windows[0], tmp_path / "one")
+    with pytest.raises(PlanError, match="3 windows"):
+        read_plan(plan_path)

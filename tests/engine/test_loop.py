@@ -1,5 +1,6 @@
 """The run loop around a backend that makes up tokens."""
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -78,6 +79,7 @@ class Job:
             self.journal,
             cost_model(),
             attempt=3,
+            begin_s=time.monotonic(),
             flush_interval_s=flush_interval_s,
             on_step=self.advances.append,
         )

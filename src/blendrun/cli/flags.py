@@ -57,6 +57,13 @@ Cost = Annotated[str | None, _plan("cost", "Cost model: product, or paper for it
 Tp = Annotated[int | None, _plan("tp", "Tensor-parallel ranks.")]
 Dp = Annotated[int | None, _plan("dp", "Data-parallel ranks.")]
 Limit = Annotated[int | None, typer.Option(help="Only the first N rows.")]
+Window = Annotated[
+    int | None, typer.Option(help="Plan N rows at a time, for inputs larger than memory.")
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(help="Processes that tokenize (default: one per CPU, for large inputs)."),
+]
 KeepSharing = Annotated[
     float | None, _plan("keep_sharing", "Share of prefix sharing that splitting must keep.")
 ]

@@ -27,6 +27,8 @@ def plan(
     tp: flags.Tp = None,
     dp: flags.Dp = None,
     limit: flags.Limit = None,
+    window: flags.Window = None,
+    workers: flags.Workers = None,
     keep_sharing: flags.KeepSharing = None,
     prior_output_len: flags.PriorOutputLen = None,
     prompt_column: flags.PromptColumn = None,

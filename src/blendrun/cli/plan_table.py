@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from blendrun.schedule.plan_file import Plan
+from blendrun.schedule.plan_record import Plan
 from blendrun.units import format_count, format_seconds
 
 

@@ -13,7 +13,7 @@ from blendrun.engine.run_dir import LOG_FILE
 from blendrun.units import format_seconds
 
 if TYPE_CHECKING:
-    from blendrun.engine.execute import RunEvents
+    from blendrun.engine.attempt import RunEvents
     from blendrun.engine.loop import Advance
 
 
@@ -65,7 +65,7 @@ class RunProgress:
             self._log("finished" if kind is None else f"stopped: {kind.__name__}: {error}")
 
     def events(self) -> "RunEvents":
-        from blendrun.engine.execute import RunEvents
+        from blendrun.engine.attempt import RunEvents
 
         return RunEvents(self._begin, self._note, self._step)
 

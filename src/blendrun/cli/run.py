@@ -28,6 +28,8 @@ def run(
     policy: flags.PolicyFlag = None,
     budget: flags.Budget = None,
     limit: flags.Limit = None,
+    window: flags.Window = None,
+    workers: flags.Workers = None,
     keep_sharing: flags.KeepSharing = None,
     prior_output_len: flags.PriorOutputLen = None,
     prompt_column: flags.PromptColumn = None,

@@ -27,6 +27,21 @@ class Optimum:
         float  # at the machine's own overlap, weights read once per step, fixed cost of each
     )
 
+    def __add__(self, other: "Optimum") -> "Optimum":
+        """The bounds of two jobs that run one after the other."""
+        compute_s, memory_s = self.compute_s + other.compute_s, self.memory_s + other.memory_s
+        shared_s = self.shared_compute_s + other.shared_compute_s
+        return Optimum(
+            compute_s=compute_s,
+            shared_compute_s=shared_s,
+            memory_s=memory_s,
+            sharing_frac=1 - shared_s / compute_s if compute_s > 0 else 0.0,
+            density=shared_s / memory_s if memory_s > 0 else None,
+            min_steps=self.min_steps + other.min_steps,
+            ideal_s=self.ideal_s + other.ideal_s,
+            practical_s=self.practical_s + other.practical_s,
+        )
+
 
 def optimum(
     compute_s: float,

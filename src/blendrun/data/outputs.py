@@ -1,6 +1,7 @@
 """The final file: every input row once, in input order, with its own columns and its answer.
 
-Streams the inputs again; holds the answers in memory as Arrow columns, and one row group.
+Streams the inputs again; holds the answers of a span of rows in memory as Arrow columns, and one
+row group.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,9 +25,16 @@ _GROUP_BYTES = 64 * 2**20  # of columns in memory
 
 
 def write_outputs(
-    run_dir: Path, sources: Sequence[SourceFile], num_rows: int, rejected: pa.Table
+    run_dir: Path,
+    sources: Sequence[SourceFile],
+    num_rows: int,
+    rejected: pa.Table,
+    spans: Sequence[range] | None = None,
 ) -> Path:
     """Writes `outputs.parquet` from the parts of a run, the rejected rows and the inputs.
+
+    Args:
+        spans: consecutive rows whose answers are in memory at a time; None: all.
 
     Raises:
         PlanError: an input has changed, a row has no answer, or an answer has no row.
@@ -34,7 +42,7 @@ def write_outputs(
     """
     check_sources(sources)
     schema = output_schema(sources)
-    answers = _answers(run_dir, num_rows, rejected)
+    answers = _Answers(run_dir, rejected, [range(num_rows)] if spans is None else spans)
     path = run_dir / OUTPUTS_FILE
     with (
         atomic_file(path) as file,
@@ -45,44 +53,74 @@ def write_outputs(
     return path
 
 
-def _answers(run_dir: Path, num_rows: int, rejected: pa.Table) -> pa.Table:
-    """The answers of all rows: entry `i` is that of row `i`."""
-    answers = read_answers(run_dir)
-    if rejected.num_rows:
-        refused = rejected_answers(rejected).cast(answers.schema)
-        answers = first_of_each_row(pa.concat_tables([answers, refused]))
-    rows = answers["row"].to_numpy()
-    if len(rows) and (rows[0] < 0 or rows[-1] >= num_rows):
-        raise PlanError(f"there is an answer for row {rows[-1]}, but the job has {num_rows} rows")
-    if len(rows) < num_rows:
-        gaps = np.setdiff1d(np.arange(num_rows), rows, assume_unique=True)
-        raise PlanError(
-            f"{len(gaps)} of {num_rows} rows have no answer yet, the first is row {gaps[0]}",
-            "execute the plan again: it continues with what is missing",
-        )
-    return answers
+class _Answers:
+    """The answers of all rows in order, some at a time."""
+
+    def __init__(self, run_dir: Path, rejected: pa.Table, spans: Sequence[range]) -> None:
+        self._run_dir, self._rejected = run_dir, rejected
+        self._num_rows = spans[-1].stop
+        self._spans = iter(spans)
+        self._loaded = self._load(next(self._spans))  # not yet taken
+
+    def take(self, num_rows: int) -> pa.Table:
+        """Those of the next rows. Raises PlanError where there are not so many."""
+        taken = []
+        while num_rows:
+            if not self._loaded.num_rows:
+                span = next(self._spans, None)
+                if span is None:
+                    raise self._wrong_number()
+                self._loaded = self._load(span)
+            taken.append(self._loaded.slice(0, num_rows))
+            self._loaded = self._loaded.slice(num_rows)
+            num_rows -= taken[-1].num_rows
+        return pa.concat_tables(taken)
+
+    def check_end(self) -> None:
+        """Raises PlanError where there are answers left."""
+        if self._loaded.num_rows or next(self._spans, None) is not None:
+            raise self._wrong_number()
+
+    def _wrong_number(self) -> PlanError:
+        return PlanError(f"the inputs do not have the {self._num_rows} rows of the plan")
+
+    def _load(self, span: range) -> pa.Table:
+        """Entry `i` is the answer of row `span.start + i`."""
+        whole = span == range(self._num_rows)
+        answers = read_answers(self._run_dir, None if whole else span)
+        row = self._rejected["row"].to_numpy()
+        refused = self._rejected.filter(pa.array((row >= span.start) & (row < span.stop)))
+        if refused.num_rows:
+            refused = rejected_answers(refused).cast(answers.schema)
+            answers = first_of_each_row(pa.concat_tables([answers, refused]))
+        rows = answers["row"].to_numpy()
+        if len(rows) and (rows[0] < span.start or rows[-1] >= span.stop):
+            raise PlanError(
+                f"there is an answer for row {rows[-1]}, but the job has {self._num_rows} rows"
+            )
+        if len(rows) < len(span):
+            gaps = np.setdiff1d(np.arange(span.start, span.stop), rows, assume_unique=True)
+            raise PlanError(
+                f"{len(gaps)} of {len(span)} rows have no answer yet, the first is row {gaps[0]}",
+                "execute the plan again: it continues with what is missing",
+            )
+        return answers
 
 
 def _joined(
-    sources: Sequence[SourceFile], answers: pa.Table, schema: pa.Schema
+    sources: Sequence[SourceFile], answers: _Answers, schema: pa.Schema
 ) -> Iterator[pa.Table]:
     """The rows of all inputs in order, some at a time, each with its answer."""
     fields = list(schema)
-    wrong = PlanError(f"the inputs do not have the {answers.num_rows} rows of the plan")
-    first = 0
     for columns, num_rows in _originals(sources, fields[: -len(OUTPUT_COLUMNS)]):
-        if first + num_rows > answers.num_rows:
-            raise wrong
-        part = answers.slice(first, num_rows)
+        part = answers.take(num_rows)
         answer_columns = [part[name].combine_chunks() for name in OUTPUT_COLUMNS]
         arrays = [
             _as_type(array, field.type)
             for array, field in zip([*columns, *answer_columns], fields, strict=True)
         ]
         yield pa.Table.from_arrays(arrays, schema=schema)
-        first += num_rows
-    if first != answers.num_rows:
-        raise wrong
+    answers.check_end()
 
 
 def _originals(

@@ -97,17 +97,27 @@ class ResultJournal:
             pq.write_table(table, file, compression="zstd")
 
 
-def read_answers(run_dir: Path) -> pa.Table:
-    """All answers, sorted by row, each row once: the first that was written.
+def read_answers(run_dir: Path, rows: range | None = None) -> pa.Table:
+    """All answers, or those of `rows`, sorted by row, each row once: the first that was written.
 
     Columns of ANSWER_SCHEMA, strings and lists with 64-bit offsets. Needs no lock.
 
     Raises:
         PlanError: a part cannot be read.
     """
-    parts = [_read_part(path).cast(_WIDE_SCHEMA) for path in _files(run_dir, _PARTS)]
-    table = pa.concat_tables([_WIDE_SCHEMA.empty_table(), *parts])
+    parts = [_rows_of_part(path, rows) for path in _files(run_dir, _PARTS)]
+    table = pa.concat_tables([_WIDE_SCHEMA.empty_table(), *(p for p in parts if p is not None)])
     return first_of_each_row(table)
+
+
+def _rows_of_part(path: Path, rows: range | None) -> pa.Table | None:
+    if rows is None:
+        return _read_part(path).cast(_WIDE_SCHEMA)
+    mine = _read_part(path, ["row"])["row"].to_numpy()
+    mine = (mine >= rows.start) & (mine < rows.stop)
+    if not mine.any():
+        return None
+    return _read_part(path).cast(_WIDE_SCHEMA).filter(pa.array(mine))
 
 
 def first_of_each_row(table: pa.Table) -> pa.Table:

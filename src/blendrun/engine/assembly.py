@@ -1,9 +1,9 @@
-"""Put an engine together for one attempt: model, KV pages, cache, queue, batcher, loop."""
+"""Put an engine together: the model, loaded once, and what runs one window of requests with it."""
 
 import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -28,13 +28,31 @@ from blendrun.engine.weights import load_weights
 from blendrun.errors import PlanError
 from blendrun.kernels.cpu.attention import CpuAttention
 from blendrun.schedule.batcher import Batcher
-from blendrun.schedule.plan_file import Plan
+from blendrun.schedule.plan_record import Plan
 from blendrun.schedule.step.begin import BatchLimits
 from blendrun.schedule.step_job import batcher_job, steering
 from blendrun.tree.prefix_tree import Int32
 from blendrun.units import format_bytes
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """A model in memory, ready for requests."""
+
+    files: ModelFiles
+    config: DecoderConfig
+    decoder: Decoder
+    attention: CpuAttention
+    tokenizer: PromptTokenizer
+
+    @classmethod
+    def load(cls, files: ModelFiles, settings: ExecuteSettings) -> Self:
+        config = DecoderConfig.from_hf(files.config)
+        weights = load_weights(files.folder, config, _DTYPES[settings.dtype])
+        tokenizer = PromptTokenizer.from_folder(files.folder)
+        return cls(files, config, Decoder(config, weights), CpuAttention(), tokenizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +79,22 @@ def find_model(plan: Plan, settings: ExecuteSettings) -> ModelFiles:
 def assemble(
     plan: Plan,
     settings: ExecuteSettings,
-    files: ModelFiles,
+    model: LoadedModel,
     requests: EngineRequests,
     pending: Int32,
     journal: ResultJournal,
     attempt: int,
+    begin_s: float,
     on_step: Callable[[Advance], None],
 ) -> Assembled:
     """An engine for the `pending` requests, int32, in planned order.
 
+    `begin_s` is when generation began on the monotonic clock: step times count from there.
     Requests that do not fit into the KV pages even alone are answered with an error at once.
     """
     dtype = _DTYPES[settings.dtype]
-    config = DecoderConfig.from_hf(files.config)
-    page_bytes = kv_memory.kv_bytes_per_page(config, settings.page_size, dtype.itemsize)
+    files, attention = model.files, model.attention
+    page_bytes = kv_memory.kv_bytes_per_page(model.config, settings.page_size, dtype.itemsize)
     pages = kv_memory.num_pages(
         requests, pending, settings.page_size, page_bytes, settings.kv_memory
     )
@@ -90,20 +110,17 @@ def assemble(
         max_len=int((requests.prompt_len + requests.max_tokens)[pending].max()) + 1,
         share=settings.prefix_cache,
     )
-    generations = Generations(
-        requests, files.eos_token_ids, PromptTokenizer.from_folder(files.folder)
-    )
-    attention = CpuAttention()
-    decoder = Decoder(config, load_weights(files.folder, config, dtype))
+    generations = Generations(requests, files.eos_token_ids, model.tokenizer)
     loop = RunLoop(
         requests,
         batcher,
         cache,
-        TorchBackend(decoder, attention, requests, generations, cache),
+        TorchBackend(model.decoder, attention, requests, generations, cache),
         generations,
         journal,
         cost,
         attempt=attempt,
+        begin_s=begin_s,
         flush_interval_s=settings.flush_interval_s,
         on_step=on_step,
     )

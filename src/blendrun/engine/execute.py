@@ -4,27 +4,23 @@ The same call starts a run and continues it. At the end every input row is in `o
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from blendrun.compiled import is_first_use
 from blendrun.data.outputs import OUTPUTS_FILE, write_outputs
 from blendrun.data.results import ResultJournal
 from blendrun.data.sources import check_sources
-from blendrun.engine.assembly import assemble, find_model
-from blendrun.engine.loop import Advance
-from blendrun.engine.requests import EngineRequests
+from blendrun.engine.attempt import RunAttempt, RunEvents
 from blendrun.engine.run_dir import Attempt, Manifest, read_manifest, write_manifest
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.errors import InputError, PlanError
-from blendrun.schedule.plan_file import StoredPlan, read_plan
-from blendrun.tree.prefix_tree import Int32
+from blendrun.schedule.plan_file import read_header
+from blendrun.schedule.plan_record import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +30,6 @@ class RunResult:
     num_rows: int
     num_errors: int
     was_complete: bool  # there was nothing left to do
-
-
-@dataclass(frozen=True, slots=True)
-class RunEvents:
-    """What the caller wants to hear of."""
-
-    begin: Callable[[int, int], None]  # rows answered before, rows in all
-    note: Callable[[str], None]  # a line of news
-    step: Callable[[Advance], None]
 
 
 def execute_plan(
@@ -56,11 +43,11 @@ def execute_plan(
         BackendError: the engine failed; what is finished is saved.
     """
     begin = time.monotonic()
-    stored = read_plan(plan_path)
-    _check_executable(stored)
-    check_sources(stored.sources)
+    plan, sources = read_header(plan_path)
+    _check_executable(plan)
+    check_sources(sources)
     identity = {
-        "job_id": stored.plan.job_id,
+        "job_id": plan.job_id,
         "dtype": settings.dtype,
         "ignore_eos": settings.ignore_eos,
     }
@@ -72,78 +59,31 @@ def execute_plan(
     with ResultJournal(run_dir) as journal:
         manifest = read_manifest(run_dir) or Manifest.new(plan_path, identity)
         manifest.check_same_job(identity, run_dir)
-        num_rows, outputs = stored.plan.counts.rows, run_dir / OUTPUTS_FILE
+        num_rows, outputs = plan.counts.rows, run_dir / OUTPUTS_FILE
         if manifest.is_complete and outputs.is_file():
             return RunResult(run_dir, outputs, num_rows, _num_errors(outputs), True)
-        requests = EngineRequests.of(stored, settings.ignore_eos)
-        pending = _pending(requests, journal)
-        events.begin(num_rows - len(pending), num_rows)
         attempt = Attempt(datetime.now(UTC).isoformat(timespec="seconds"))
         manifest = replace(manifest, attempts=(*manifest.attempts, attempt))
-        write_manifest(run_dir, manifest)
-        if len(pending):
-            manifest = _generate(stored, settings, events, journal, requests, pending, manifest)
-        outputs = write_outputs(run_dir, stored.sources, num_rows, stored.rejected)
-        manifest = _update_attempt(manifest, wall_s=time.monotonic() - begin)
-        write_manifest(run_dir, replace(manifest, is_complete=True))
+        run = RunAttempt(plan, settings, events, journal, manifest)
+        windows = list(run.windows(plan_path))
+        outputs = write_outputs(
+            run_dir,
+            sources,
+            num_rows,
+            pa.concat_tables([rejected for rejected, _ in windows]),
+            [rows for _, rows in windows],
+        )
+        run.update(wall_s=time.monotonic() - begin)
+        write_manifest(run_dir, replace(run.manifest, is_complete=True))
     return RunResult(run_dir, outputs, num_rows, _num_errors(outputs), False)
 
 
-def _generate(
-    stored: StoredPlan,
-    settings: ExecuteSettings,
-    events: RunEvents,
-    journal: ResultJournal,
-    requests: EngineRequests,
-    pending: Int32,
-    manifest: Manifest,
-) -> Manifest:
-    """Answer the pending requests; the manifest with what is known afterwards."""
-    begin = time.monotonic()
-    events.note(f"loading {stored.plan.model.name}")
-    files = find_model(stored.plan, settings)
-    weights = {"weights": files.weights_fingerprint()}
-    if "weights" in manifest.identity:
-        manifest.check_same_job(weights, journal.run_dir)
-    manifest = replace(manifest, identity={**manifest.identity, **weights})
-    if is_first_use():
-        events.note("compiling the batcher: half a minute, once")
-    engine = assemble(
-        stored.plan,
-        settings,
-        files,
-        requests,
-        pending,
-        journal,
-        len(manifest.attempts),
-        events.step,
-    )
-    manifest = replace(manifest, environment=engine.environment)
-    loaded = time.monotonic()
-    manifest = _update_attempt(manifest, load_s=loaded - begin)
-    write_manifest(journal.run_dir, manifest)
-    events.note(
-        f"{engine.environment['attention']} attention, {settings.dtype}, "
-        f"{engine.environment['kv_memory']} for KV"
-    )
-    engine.loop.run()
-    return _update_attempt(manifest, generate_s=time.monotonic() - loaded)
-
-
-def _update_attempt(manifest: Manifest, **seconds: float) -> Manifest:
-    last = replace(manifest.attempts[-1], **seconds)  # type: ignore[arg-type]
-    return replace(manifest, attempts=(*manifest.attempts[:-1], last))
-
-
-def _pending(requests: EngineRequests, journal: ResultJournal) -> Int32:
-    """Requests without an answer, in planned order."""
-    done = np.isin(requests.row, journal.finished_rows())
-    pending: Int32 = requests.sequence[~done[requests.sequence]]
-    return pending
-
-
-def _check_executable(stored: StoredPlan) -> None:
-    plan = stored.plan
+def _check_executable(plan: Plan) -> None:
+    if plan.window is not None:
+        raise PlanError(
+            f"this is window {plan.window} of a plan; its answers belong into that plan's run",
+            "execute the plan itself",
+        )
     if not plan.model.fingerprint:
         raise InputError(
             f"{plan.model.name} is a model shape without weights: it can be planned, not executed",

@@ -53,6 +53,7 @@ class RunLoop:
         cost: CostModel,
         *,
         attempt: int,
+        begin_s: float,
         flush_interval_s: float,
         on_step: Callable[[Advance], None],
     ) -> None:
@@ -63,7 +64,7 @@ class RunLoop:
         self._log = StepLog()
         self._ended: list[Generation] = []
         self._saved_rows = self._output_tokens = 0
-        self._begin = self._flushed_at = time.monotonic()
+        self._begin, self._flushed_at = begin_s, time.monotonic()
 
     def run(self) -> None:
         """Run to the end; whatever stops it, finished requests are saved first."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blendrun.cost.cost_model import CostModel
-from blendrun.cost.optimum import Optimum, min_steps, optimum
+from blendrun.cost.optimum import Optimum
 from blendrun.cost.step_prices import StepPrices
 from blendrun.engine.simulation import (
     PAGES,
@@ -29,7 +29,8 @@ from blendrun.schedule.step.begin import BatchLimits, new_state, sampled
 from blendrun.schedule.step.steering import begin
 from blendrun.schedule.step_job import batcher_job, steering
 from blendrun.tree.annotate import Annotations, annotate
-from blendrun.tree.prefix_tree import ROOT, Int32, PrefixTree
+from blendrun.tree.bound import job_optimum
+from blendrun.tree.prefix_tree import Int32, PrefixTree
 from blendrun.tree.strata import top_subtrees
 
 Lengths = Literal["auto", "exact", "static", "survival"]
@@ -80,7 +81,7 @@ class Outcome:
     ranks: tuple[Simulated, ...]
     parts: tuple[Int32, ...]  # requests of each rank
     order: Order
-    optimum: Optimum  # for one rank that does everything
+    optimum: Optimum  # rank-seconds
     prompt_tokens: int
     output_tokens: int
     unique_tokens: int
@@ -148,12 +149,13 @@ def simulate_job(
         CapacityError: a request does not fit into KV memory alone.
         InputError: a setting is not usable.
     """
+    check_fits(job, cost)
     output_len, max_output = _convention(job, cost)
     planned, learned = _planned(job, options, output_len)
     paper = cost.flavour == "paper"
     page_size = options.page_size or (1 if paper else 16)
     true_prices = annotate(job.tree, job.output_len, cost)
-    best = job_optimum(job, cost, true_prices, options.dp)
+    best = job_optimum(job.tree, job.output_len, true_prices, cost, options.dp)
     pages = cost.kv_capacity_tokens // page_size
     order = order_requests(
         options.policy,
@@ -193,8 +195,8 @@ def simulate_job(
     )
 
 
-def job_optimum(job: SimulatedJob, cost: CostModel, priced: Annotations, dp: int) -> Optimum:
-    """The bounds of the job for one rank; `dp` ranks divide them and add up their memory."""
+def check_fits(job: SimulatedJob, cost: CostModel) -> None:
+    """Raises InputError or CapacityError where there is nothing that can run."""
     tree = job.tree
     if not tree.num_requests:
         raise InputError("there are no requests to simulate", "the plan has set all rows aside")
@@ -205,12 +207,6 @@ def job_optimum(job: SimulatedJob, cost: CostModel, priced: Annotations, dp: int
             f"holds {cost.kv_capacity_tokens}",
             "take more ranks (--tp) or hardware with more memory",
         )
-    whole_s = float(cost.compute_s(tree.prompt_len, job.output_len).sum())
-    shared_s, memory_s = float(priced.compute_s[ROOT]), float(priced.memory_s[ROOT])
-    own_len = tree.edge_len[tree.leaf_node]
-    capacity = cost.kv_capacity_tokens * dp
-    steps = min_steps(own_len, job.output_len, capacity, cost)
-    return optimum(whole_s, memory_s, steps * dp, cost, whole_s - shared_s)
 
 
 def _convention(job: SimulatedJob, cost: CostModel) -> tuple[Int32, Int32]:

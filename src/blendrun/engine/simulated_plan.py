@@ -9,7 +9,8 @@ from blendrun.cost.model_shape import ModelShape
 from blendrun.data.model_files import resolve_model
 from blendrun.engine.simulated_job import SimulatedJob
 from blendrun.schedule.lengths import COLUMN
-from blendrun.schedule.plan_file import Plan, StoredPlan
+from blendrun.schedule.plan_file import StoredPlan
+from blendrun.schedule.plan_record import Plan
 from blendrun.tree.build import build_tree
 from blendrun.tree.prefix_tree import PrefixTree
 

@@ -1,54 +1,59 @@
 """How fast the run could have been: the optimum for the lengths that really came out."""
 
+from collections.abc import Iterable
+from functools import reduce
+from operator import add
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from blendrun.config import from_table
 from blendrun.cost.cost_model import CostModel
 from blendrun.cost.hardware import HardwareProfile
 from blendrun.cost.model_shape import ModelShape
-from blendrun.cost.optimum import Optimum, min_steps, optimum
+from blendrun.cost.optimum import Optimum
 from blendrun.data.results import read_answers
 from blendrun.engine.run_dir import Manifest
 from blendrun.schedule.plan_file import StoredPlan
 from blendrun.tree.annotate import annotate
-from blendrun.tree.prefix_tree import ROOT
+from blendrun.tree.bound import job_optimum
 
 
-def run_optimum(stored: StoredPlan, manifest: Manifest, run_dir: Path) -> Optimum | None:
-    """The bound for the answered requests with their true output lengths.
+def run_optimum(windows: Iterable[StoredPlan], manifest: Manifest, run_dir: Path) -> Optimum | None:
+    """The bound for the answered requests with their true output lengths, in rank-seconds.
 
     None where the run is not complete: a part of a tree has no optimum of its own. The tree is
-    the plan's; where the plan split it, the sharing that this gave up is not in the bound.
+    the plan's; where the plan split it, the sharing that this gave up is not in the bound. Windows
+    run one after the other, so their bounds add up.
     """
     if not manifest.is_complete or "hardware" not in manifest.environment:
         return None
-    hardware = from_table(HardwareProfile, manifest.environment["hardware"], "manifest: hardware")
-    shape = from_table(ModelShape, manifest.environment["model_shape"], "manifest: model_shape")
     environment = manifest.environment
-    ranks = environment.get("dp", 1)
+    hardware = from_table(HardwareProfile, environment["hardware"], "manifest: hardware")
+    shape = from_table(ModelShape, environment["model_shape"], "manifest: model_shape")
     cost = CostModel(shape, hardware, environment.get("tp", 1), environment.get("cost", "product"))
-    output_len = _output_lengths(stored, run_dir)
-    tree = stored.tree
-    priced = annotate(tree, output_len, cost)
-    whole_s = float(cost.compute_s(tree.prompt_len, output_len).sum())
-    shared_s = float(priced.compute_s[ROOT])
-    own_len = tree.edge_len[tree.leaf_node]
-    capacity = int(manifest.environment["kv_pages"]) * int(manifest.environment["page_size"])
-    # rank-seconds, as the metrics are
-    steps = ranks * min_steps(own_len, output_len, ranks * capacity, cost)
-    return optimum(whole_s, float(priced.memory_s[ROOT]), steps, cost, whole_s - shared_s)
+    capacity = int(environment["kv_pages"]) * int(environment["page_size"])
+    answers = read_answers(run_dir)
+    bounds = []
+    for stored in windows:
+        output_len = _output_lengths(stored, answers)
+        priced = annotate(stored.tree, output_len, cost)
+        ranks = environment.get("dp", 1)
+        bounds.append(job_optimum(stored.tree, output_len, priced, cost, ranks, capacity))
+    return reduce(add, bounds)
 
 
 def _output_lengths(
-    stored: StoredPlan, run_dir: Path
+    stored: StoredPlan, answers: pa.Table
 ) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     """Output tokens of every request, by request number; 0 for error rows."""
-    answers = read_answers(run_dir)
-    by_row = np.zeros(stored.plan.counts.rows, np.int32)
-    by_row[answers["row"].to_numpy()] = pc.fill_null(answers["num_output_tokens"], 0).to_numpy()
-    lengths = np.zeros(stored.requests.num_rows, np.int32)
-    lengths[stored.requests["request"].to_numpy()] = by_row[stored.requests["row"].to_numpy()]
+    answered = answers["row"].to_numpy()
+    made = pc.fill_null(answers["num_output_tokens"], 0).to_numpy()
+    row = stored.requests["row"].to_numpy()
+    place = np.minimum(np.searchsorted(answered, row), len(answered) - 1)
+    lengths = np.zeros(len(row), np.int32)
+    found = answered[place] == row
+    lengths[stored.requests["request"].to_numpy()] = np.where(found, made[place], 0)
     return lengths

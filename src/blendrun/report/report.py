@@ -17,7 +17,8 @@ from blendrun.errors import InputError, PlanError
 from blendrun.report.bounds import run_optimum
 from blendrun.report.metrics import RunMetrics, read_metrics
 from blendrun.report.timeline import timeline
-from blendrun.schedule.plan_file import Plan, read_plan
+from blendrun.schedule.plan_file import read_header, read_plan, window_paths
+from blendrun.schedule.plan_record import Plan
 
 REPORT_FOLDER = "report"
 _DERIVED = ("computed_prompt_tokens", "sharing_frac", "input_tokens_per_s", "output_tokens_per_s",
@@ -78,18 +79,19 @@ def make_report(run_dir: Path) -> Report:
         if below:
             hint = f"it has runs in it: {', '.join(map(str, below))}"
         raise InputError(f"{run_dir} holds no run", hint)
-    stored = read_plan(_find_plan(manifest, run_dir))
-    if stored.plan.job_id != manifest.identity.get("job_id"):
+    path = _find_plan(manifest, run_dir)
+    plan, _ = read_header(path)
+    if plan.job_id != manifest.identity.get("job_id"):
         raise PlanError(
-            f"{stored.path} is not the plan of {run_dir} any more: it was made for other prompts",
+            f"{path} is not the plan of {run_dir} any more: it was made for other prompts",
             "restore the plan, or plan the same prompts again",
         )
     return Report(
         run_dir,
-        stored.plan,
+        plan,
         manifest,
         read_metrics(run_dir, manifest),
-        run_optimum(stored, manifest, run_dir),
+        run_optimum(map(read_plan, window_paths(path, plan)), manifest, run_dir),
         timeline(read_steps(run_dir)),
     )
 

@@ -1,19 +1,20 @@
 """The plan on disk: a small readable `plan.json`, and its sidecars in a folder beside it.
 
 `<name>.data/` holds the requests in scheduled order, the tree, the rows set aside and the token
-store. Input files are named relative to the plan, so that both can move together. Knows how to
-keep a plan, not how to make one.
+store. A plan in windows has a plan of each window there instead, in the order of the rows. Input
+files are named relative to the plan, so that both can move together. Knows how to keep a plan, not
+how to make one.
 """
 
 import dataclasses
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,83 +24,15 @@ from blendrun.data.disk import TEMP_SUFFIX, atomic_file
 from blendrun.data.sources import SourceFile
 from blendrun.data.token_store import OFFSETS_FILE, TOKENS_FILE, TokenStore
 from blendrun.errors import InputError, PlanError
+from blendrun.schedule.plan_record import FORMAT, VERSION, Plan
 from blendrun.tree.prefix_tree import PrefixTree
 from blendrun.tree.store import PLAN_AGAIN, read_tree
 
-FORMAT = "blendrun-plan"
-VERSION = 2
 REQUESTS_FILE = "requests.parquet"
 TREE_FILE = "tree.parquet"
 REJECTED_FILE = "rejected.parquet"
 _SIDECARS = {REQUESTS_FILE, TREE_FILE, REJECTED_FILE, TOKENS_FILE, OFFSETS_FILE}
-
-
-@dataclass(frozen=True, slots=True)
-class PlanModel:
-    spec: str  # as `--model` takes it; a local path is absolute
-    name: str
-    fingerprint: str  # of config and tokenizer; empty for a bare shape, which cannot be executed
-    eos_token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PlanCounts:
-    rows: int
-    requests: int
-    rejected: int
-    prompt_tokens: int
-    unique_prompt_tokens: int  # before splitting
-    computed_prompt_tokens: int  # expected in the planned order
-    expected_output_tokens: int
-    prefix_nodes: int
-    kv_capacity_tokens: int  # of the planned hardware
-    lengths_from: Mapping[str, int]  # requests by origin of their expected output length
-    rejected_by_code: Mapping[str, int]
-
-    @property
-    def sharing_possible(self) -> float:
-        return _saved_frac(self.prompt_tokens, self.unique_prompt_tokens)
-
-    @property
-    def sharing_kept(self) -> float:
-        return _saved_frac(self.prompt_tokens, self.computed_prompt_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class PlanTimes:
-    """Seconds on the planned hardware; formulas in docs/cost-model.md."""
-
-    compute_s: float  # T_comp, nothing shared
-    shared_compute_s: float  # with every shared prefix computed once
-    memory_s: float  # T_mem
-    density: float | None  # shared compute over memory; None without KV reads
-    ideal_s: float
-    practical_s: float
-    predicted_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    format: str
-    version: int
-    blendrun: str  # version that wrote it
-    created: str  # ISO 8601, UTC
-    job_id: str  # hash of inputs, model and sampling: what the answers depend on
-    model: PlanModel
-    hardware: str
-    hardware_reason: str
-    policy: str
-    admission: str  # how the batcher takes requests: one list, two-ended, two lists
-    budget: str  # of prefill in a step: fixed, or the ratio of compute to KV reads
-    tp: int
-    dp: int
-    cost: str
-    counts: PlanCounts
-    times: PlanTimes
-    settings: Mapping[str, Any]
-    settings_from: Mapping[str, str]  # flag, file or default
-    warnings: tuple[str, ...]
-    sources: tuple[dict[str, Any], ...]
+_WINDOW = re.compile(r"\d{4,}\.(json|data)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +81,8 @@ def _check_replaceable(path: Path, folder: Path) -> None:
     is_plan = path.is_file() and FORMAT.encode() in path.read_bytes()[:1000]
     if path.exists() and not is_plan:
         raise InputError(f"{path} exists and is not a plan", "give the plan another name with -o")
-    strangers = {p.name for p in folder.iterdir()} - _SIDECARS if folder.is_dir() else set()
+    names = {p.name for p in folder.iterdir()} if folder.is_dir() else set()
+    strangers = {name for name in names - _SIDECARS if not _WINDOW.fullmatch(name)}
     if strangers or (folder.exists() and not folder.is_dir()):
         raise InputError(
             f"{folder} is where the plan's side files go, and holds something else",
@@ -175,11 +109,11 @@ def write_plan(path: Path, plan: Plan, sources: tuple[SourceFile, ...]) -> None:
         file.write(json.dumps(table, indent=1, allow_nan=False).encode() + b"\n")
 
 
-def read_plan(path: Path) -> StoredPlan:
-    """Open a plan with everything beside it.
+def read_header(path: Path) -> tuple[Plan, tuple[SourceFile, ...]]:
+    """A plan without its sidecars, and its sources with absolute paths.
 
     Raises:
-        PlanError: it is no plan, is of another version, or a sidecar is missing or broken.
+        PlanError: it is no plan, or is of another version.
     """
     try:
         table = json.loads(path.read_bytes())
@@ -202,12 +136,33 @@ def read_plan(path: Path) -> StoredPlan:
         plan = from_table(Plan, table, str(path))
     except InputError as error:
         raise PlanError(error.message, PLAN_AGAIN) from error
-    folder = sidecar_folder(path)
     base = path.parent.resolve()
     sources = tuple(
         SourceFile.from_dict({**source, "path": os.path.normpath(base / str(source["path"]))})
         for source in plan.sources
     )
+    return plan, sources
+
+
+def window_paths(path: Path, plan: Plan) -> list[Path]:
+    """The plans of consecutive rows that make up a plan: itself where it has no windows."""
+    return [path.parent / name for name in plan.windows] or [path]
+
+
+def read_plan(path: Path) -> StoredPlan:
+    """Open a plan with everything beside it.
+
+    Raises:
+        PlanError: it is no plan, is of another version, has windows, or a sidecar is missing or
+            broken.
+    """
+    plan, sources = read_header(path)
+    if plan.windows:
+        raise PlanError(
+            f"{path} is a plan in {len(plan.windows)} windows; this works on one of them",
+            f"name one, such as {window_paths(path, plan)[0]}",
+        )
+    folder = sidecar_folder(path)
     stored = StoredPlan(
         plan,
         path,
@@ -244,7 +199,3 @@ def _read_table(path: Path) -> pa.Table:
         raise PlanError(f"the plan's file {path} is missing", PLAN_AGAIN) from error
     except (OSError, pa.ArrowException) as error:
         raise PlanError(f"cannot read {path}: {error}", PLAN_AGAIN) from error
-
-
-def _saved_frac(total: int, computed: int) -> float:
-    return 1 - computed / total if total else 0.0

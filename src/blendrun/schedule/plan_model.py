@@ -7,7 +7,7 @@ from blendrun.cost.model_shape import ModelShape
 from blendrun.data.model_files import resolve_model
 from blendrun.data.tokenizer import PromptTokenizer
 from blendrun.errors import InputError
-from blendrun.schedule.plan_file import PlanModel
+from blendrun.schedule.plan_record import PlanModel
 from blendrun.schedule.settings import PlanSettings
 
 

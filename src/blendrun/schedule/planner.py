@@ -4,6 +4,7 @@ Needs a model's config and tokenizer, never its weights, and never torch.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -14,16 +15,15 @@ from blendrun.config import Resolved
 from blendrun.cost.cost_model import CostModel
 from blendrun.cost.hardware import HardwareProfile
 from blendrun.data.ingest import Ingested, Ingester
-from blendrun.data.sources import SourceFile
 from blendrun.errors import CapacityError, PlanError
 from blendrun.schedule import plan_file
 from blendrun.schedule.lengths import expected_lengths
 from blendrun.schedule.orders import Order, OrderSettings, order_requests
-from blendrun.schedule.plan_file import Plan
 from blendrun.schedule.plan_model import PlannedModel, load_model
+from blendrun.schedule.plan_record import Plan
 from blendrun.schedule.priced_job import PricedJob
 from blendrun.schedule.settings import PlanSettings
-from blendrun.schedule.summary import describe
+from blendrun.schedule.summary import describe, joined
 from blendrun.tree.build import build_tree
 from blendrun.tree.store import write_tree
 
@@ -52,25 +52,20 @@ def make_plan(
         CapacityError: the model leaves no memory for KV on the planned hardware.
     """
     model = load_model(settings.value)
-    cost = _cost_model(model, settings.value)
-    with plan_file.new_sidecars(path) as folder:
-        rows, sources = _read(prompts, settings.value, model, folder, progress)
-        job = _build(rows, settings.value, cost, progress)
-        progress("order", 0, 1)
-        wanted = OrderSettings(
-            settings.value.seed,
-            settings.value.keep_sharing,
-            job.everything_fits,
-            job.kv_capacity_tokens,
-        )
-        order = order_requests(settings.value.policy, job.tree, job.annotate, wanted)
-        plan = describe(job, order, model, settings)
+    planner = _Planner(settings, model, _cost_model(model, settings.value), progress)
+    with plan_file.new_sidecars(path) as folder, planner.ingester(prompts) as ingester:
+        if settings.value.window is None:
+            rows = ingester.take(folder)
+            sources = ingester.sources()
+            plan = planner.plan_rows(rows, folder)
+        else:
+            plan = planner.plan_windows(ingester, path, folder, settings.value.window)
+            sources = ingester.sources()
         if only_job is not None and plan.job_id != only_job:
             raise PlanError(
                 f"{path.parent} holds the run of another job",
                 "other prompts, model or sampling need another folder",
             )
-        _write_sidecars(folder, job, order, plan)
     plan_file.write_plan(path, plan, sources)
     return plan
 
@@ -86,36 +81,56 @@ def _cost_model(model: PlannedModel, settings: PlanSettings) -> CostModel:
     return cost
 
 
-def _read(
-    prompts: Sequence[str],
-    settings: PlanSettings,
-    model: PlannedModel,
-    folder: Path,
-    progress: Progress,
-) -> tuple[Ingested, tuple[SourceFile, ...]]:
-    """The rows of all inputs, with their tokens in `folder`."""
-    with Ingester(
-        prompts,
-        settings.columns,
-        model.tokenizer,
-        settings.sampling,
-        model.shape.max_position,
-        model.shape.vocab_size,
-        limit=settings.limit,
-        num_workers=settings.workers,
-        progress=lambda done, total: progress("read and tokenize", done, total),
-    ) as ingester:
-        return ingester.take(folder), ingester.sources()
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    settings: Resolved[PlanSettings]
+    model: PlannedModel
+    cost: CostModel
+    progress: Progress
 
+    def ingester(self, prompts: Sequence[str]) -> Ingester:
+        settings, shape = self.settings.value, self.model.shape
+        return Ingester(
+            prompts,
+            settings.columns,
+            self.model.tokenizer,
+            settings.sampling,
+            shape.max_position,
+            shape.vocab_size,
+            limit=settings.limit,
+            num_workers=settings.workers,
+            progress=lambda done, total: self.progress("read and tokenize", done, total),
+        )
 
-def _build(
-    rows: Ingested, settings: PlanSettings, cost: CostModel, progress: Progress
-) -> PricedJob:
-    """The rows with their prefix tree, expected lengths and prices."""
-    progress("build prefix tree", 0, 1)
-    tree = build_tree(rows.store.tokens, rows.store.offsets)
-    lengths, length_from = expected_lengths(rows.requests, settings.prior_output_len)
-    return PricedJob(rows, tree, lengths, length_from, cost, settings.dp)
+    def plan_windows(self, ingester: Ingester, path: Path, folder: Path, num_rows: int) -> Plan:
+        """A plan of each `num_rows` rows, one after the other, and their sum."""
+        plans: list[Plan] = []
+        names: list[str] = []
+        while not plans or not ingester.at_end():
+            part = folder / f"{len(plans):04d}.json"
+            sidecars = plan_file.sidecar_folder(part)
+            sidecars.mkdir()
+            rows = ingester.take(sidecars, num_rows)
+            plans.append(self.plan_rows(rows, sidecars, len(plans)))
+            plan_file.write_plan(part, plans[-1], ())
+            names.append(f"{plan_file.sidecar_folder(path).name}/{part.name}")
+        return joined(plans, names)
+
+    def plan_rows(self, rows: Ingested, folder: Path, window: int | None = None) -> Plan:
+        """The plan of some rows; its sidecars are written to `folder`."""
+        settings = self.settings.value
+        self.progress("build prefix tree", 0, 1)
+        tree = build_tree(rows.store.tokens, rows.store.offsets)
+        lengths, length_from = expected_lengths(rows.requests, settings.prior_output_len)
+        job = PricedJob(rows, tree, lengths, length_from, self.cost, settings.dp)
+        self.progress("order", 0, 1)
+        wanted = OrderSettings(
+            settings.seed, settings.keep_sharing, job.everything_fits, job.kv_capacity_tokens
+        )
+        order = order_requests(settings.policy, job.tree, job.annotate, wanted)
+        plan = describe(job, order, self.model, self.settings, window)
+        _write_sidecars(folder, job, order, plan)
+        return plan
 
 
 def _write_sidecars(folder: Path, job: PricedJob, order: Order, plan: Plan) -> None:

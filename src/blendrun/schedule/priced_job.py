@@ -6,10 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from blendrun.cost.cost_model import CostModel
-from blendrun.cost.optimum import Optimum, min_steps, optimum
+from blendrun.cost.optimum import Optimum
 from blendrun.data.ingest import Ingested
 from blendrun.tree.annotate import Annotations, annotate
-from blendrun.tree.prefix_tree import ROOT, Int32, PrefixTree
+from blendrun.tree.bound import job_optimum
+from blendrun.tree.prefix_tree import Int32, PrefixTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +42,11 @@ class PricedJob:
         return self.kv_tokens <= self.kv_capacity_tokens
 
     def optimum(self) -> Optimum:
-        """The bound for one rank that does all the work; `dp` ranks divide it."""
-        tree, cost = self.tree, self.cost
-        priced = self.annotate(tree)
-        whole_s = float(cost.compute_s(tree.prompt_len, self.output_len).sum())
-        shared_s, memory_s = float(priced.compute_s[ROOT]), float(priced.memory_s[ROOT])
-        own_len = tree.edge_len[tree.leaf_node]
-        steps = min_steps(own_len, self.output_len, self.kv_capacity_tokens, cost)
-        return optimum(whole_s, memory_s, steps, cost, whole_s - shared_s)
+        """The bound, in rank-seconds."""
+        return job_optimum(self.tree, self.output_len, self.annotate(self.tree), self.cost, self.dp)
 
     def predicted_s(self, best: Optimum, computed_tokens: int) -> float:
-        """Wall time of a run that computes `computed_tokens` prompt tokens, on one rank.
+        """Rank-seconds of a run that computes `computed_tokens` prompt tokens.
 
         The practical optimum with the sharing that the order keeps and the fixed cost of steps;
         ramp-up, tail and imbalance inside steps are not in it. A lost prompt token costs the mean

@@ -24,6 +24,7 @@ class PlanSettings:
     tp: int = 1
     dp: int = 1
     limit: int | None = None  # first N rows
+    window: int | None = None  # rows that are planned at once; None: all
     workers: int | None = None  # processes that tokenize; None: one per CPU, for large inputs
     keep_sharing: float = 0.99
     prior_output_len: int = 256  # tokens expected where max_tokens allows more and nothing tells

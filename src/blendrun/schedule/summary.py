@@ -1,9 +1,12 @@
 """What a plan says of itself: counts, times, warnings and the identity of the job."""
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import reduce
+from operator import add
 
 import numpy as np
 import pyarrow as pa
@@ -12,20 +15,25 @@ import pyarrow.compute as pc
 from blendrun import __version__
 from blendrun.config import Resolved
 from blendrun.data.ingest import Ingested
-from blendrun.schedule import plan_file
 from blendrun.schedule.lengths import PRIOR
 from blendrun.schedule.orders import Order
-from blendrun.schedule.plan_file import Plan, PlanCounts, PlanTimes
 from blendrun.schedule.plan_model import PlannedModel
+from blendrun.schedule.plan_record import FORMAT, VERSION, Plan, PlanCounts, PlanTimes
 from blendrun.schedule.priced_job import PricedJob
 from blendrun.schedule.settings import PlanSettings
 from blendrun.schedule.step_job import steering
 from blendrun.tree.sharing import computed_prompt_tokens
 from blendrun.units import count_of
 
+_MOST_WARNINGS = 8
+
 
 def describe(
-    job: PricedJob, order: Order, model: PlannedModel, settings: Resolved[PlanSettings]
+    job: PricedJob,
+    order: Order,
+    model: PlannedModel,
+    settings: Resolved[PlanSettings],
+    window: int | None = None,
 ) -> Plan:
     """The plan of `job` in `order`, without its sources."""
     wanted = settings.value
@@ -41,8 +49,8 @@ def describe(
         predicted_s=job.predicted_s(best, counts.computed_prompt_tokens) / wanted.dp,
     )
     return Plan(
-        format=plan_file.FORMAT,
-        version=plan_file.VERSION,
+        format=FORMAT,
+        version=VERSION,
         blendrun=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         job_id=_job_id(job.rows, model),
@@ -61,7 +69,34 @@ def describe(
         settings_from=dict(settings.origins),
         warnings=tuple(_warnings(job, counts)),
         sources=(),
+        window=window,
     )
+
+
+def joined(plans: Sequence[Plan], names: Sequence[str]) -> Plan:
+    """The plan of consecutive windows, which run one after the other.
+
+    Args:
+        names: where the plan of each window is kept, relative to this one.
+    """
+    ids = hashlib.sha256("".join(plan.job_id for plan in plans).encode())
+    return replace(
+        plans[0],
+        job_id=ids.hexdigest()[:16],
+        counts=reduce(add, (plan.counts for plan in plans)),
+        times=reduce(add, (plan.times for plan in plans)),
+        warnings=tuple(_joined_warnings(plans)),
+        windows=tuple(names),
+        window=None,
+    )
+
+
+def _joined_warnings(plans: Sequence[Plan]) -> Iterator[str]:
+    found = Counter(warning for plan in plans for warning in plan.warnings)
+    for warning, times in found.most_common(_MOST_WARNINGS):
+        yield warning if times == len(plans) else f"{warning} (in {count_of(times, 'window')})"
+    if len(found) > _MOST_WARNINGS:
+        yield f"{len(found) - _MOST_WARNINGS} more notes in the plans of the windows"
 
 
 def _counts(job: PricedJob, order: Order) -> PlanCounts:

@@ -1,0 +1,134 @@
+"""One attempt at a run: its plan window by window, with a model that is loaded once."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from blendrun.compiled import is_first_use
+from blendrun.data.results import ResultJournal
+from blendrun.engine.assembly import LoadedModel, assemble, find_model
+from blendrun.engine.loop import Advance
+from blendrun.engine.requests import EngineRequests
+from blendrun.engine.run_dir import Manifest, write_manifest
+from blendrun.engine.settings import ExecuteSettings
+from blendrun.schedule.plan_file import read_plan, window_paths
+from blendrun.schedule.plan_record import Plan
+from blendrun.tree.prefix_tree import Int32
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvents:
+    """What the caller wants to hear of."""
+
+    begin: Callable[[int, int], None]  # rows answered before, rows in all
+    note: Callable[[str], None]  # a line of news
+    step: Callable[[Advance], None]
+
+
+class RunAttempt:
+    """Answers what a run has no answer for; the model is loaded when the first row needs it."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        settings: ExecuteSettings,
+        events: RunEvents,
+        journal: ResultJournal,
+        manifest: Manifest,
+    ) -> None:
+        self._plan, self._settings, self._events = plan, settings, events
+        self._journal = journal
+        self.manifest = manifest
+        self._model: LoadedModel | None = None
+        self._loaded_at = 0.0
+        self._finished = journal.finished_rows()
+        self._saved_rows = self._output_tokens = 0  # of the windows before this one
+        self._last_tokens = 0  # with this one
+
+    def windows(self, plan_path: Path) -> Iterator[tuple[pa.Table, range]]:
+        """Answers every window in turn; the rows that each has set aside, and its rows."""
+        total, first = self._plan.counts.rows, 0
+        done = len(self._finished) + self._plan.counts.rejected
+        self._events.begin(done, total)
+        self._save()
+        for path in window_paths(plan_path, self._plan):
+            stored = read_plan(path)
+            requests = EngineRequests.of(stored, self._settings.ignore_eos)
+            pending = _pending(requests, self._finished)
+            if len(pending):
+                self._generate(requests, pending)
+            rows = range(first, first + stored.plan.counts.rows)
+            yield stored.rejected, rows
+            first = rows.stop
+
+    def update(self, **seconds: float) -> None:
+        """Notes seconds of this attempt."""
+        last = replace(self.manifest.attempts[-1], **seconds)  # type: ignore[arg-type]
+        attempts = (*self.manifest.attempts[:-1], last)
+        self.manifest = replace(self.manifest, attempts=attempts)
+
+    def _generate(self, requests: EngineRequests, pending: Int32) -> None:
+        model = self._model or self._load()
+        engine = assemble(
+            self._plan,
+            self._settings,
+            model,
+            requests,
+            pending,
+            self._journal,
+            len(self.manifest.attempts),
+            self._loaded_at,
+            self._step,
+        )
+        if self.manifest.environment != engine.environment:
+            self.manifest = replace(self.manifest, environment=engine.environment)
+            self._save()
+            self._events.note(
+                f"{engine.environment['attention']} attention, {self._settings.dtype}, "
+                f"{engine.environment['kv_memory']} for KV"
+            )
+        engine.loop.run()
+        self._saved_rows += len(pending)
+        self._output_tokens = self._last_tokens
+        self.update(generate_s=time.monotonic() - self._loaded_at)
+
+    def _load(self) -> LoadedModel:
+        begin = time.monotonic()
+        self._events.note(f"loading {self._plan.model.name}")
+        files = find_model(self._plan, self._settings)
+        weights = {"weights": files.weights_fingerprint()}
+        if "weights" in self.manifest.identity:
+            self.manifest.check_same_job(weights, self._journal.run_dir)
+        self.manifest = replace(self.manifest, identity={**self.manifest.identity, **weights})
+        if is_first_use():
+            self._events.note("compiling the batcher: half a minute, once")
+        self._model = LoadedModel.load(files, self._settings)
+        self._loaded_at = time.monotonic()
+        self.update(load_s=self._loaded_at - begin)
+        return self._model
+
+    def _step(self, advance: Advance) -> None:
+        """Passes on what this window has done, with what the windows before it had."""
+        self._last_tokens = self._output_tokens + advance.output_tokens
+        self._events.step(
+            replace(
+                advance,
+                saved_rows=self._saved_rows + advance.saved_rows,
+                output_tokens=self._last_tokens,
+            )
+        )
+
+    def _save(self) -> None:
+        write_manifest(self._journal.run_dir, self.manifest)
+
+
+def _pending(requests: EngineRequests, finished: npt.NDArray[np.int64]) -> Int32:
+    """Requests without an answer, in planned order."""
+    done = np.isin(requests.row, finished)
+    pending: Int32 = requests.sequence[~done[requests.sequence]]
+    return pending

@@ -1,0 +1,106 @@
+"""What a plan says of itself: the contents of `plan.json`. Knows no files."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+FORMAT = "blendrun-plan"
+VERSION = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PlanModel:
+    spec: str  # as `--model` takes it; a local path is absolute
+    name: str
+    fingerprint: str  # of config and tokenizer; empty for a bare shape, which cannot be executed
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCounts:
+    rows: int
+    requests: int
+    rejected: int
+    prompt_tokens: int
+    unique_prompt_tokens: int  # before splitting
+    computed_prompt_tokens: int  # expected in the planned order
+    expected_output_tokens: int
+    prefix_nodes: int
+    kv_capacity_tokens: int  # of the planned hardware
+    lengths_from: Mapping[str, int]  # requests by origin of their expected output length
+    rejected_by_code: Mapping[str, int]
+
+    def __add__(self, other: "PlanCounts") -> "PlanCounts":
+        """Counts of two windows of a job, which run one after the other on the same hardware."""
+        mine, others = _values(self), _values(other)
+        total = {name: _added(value, others[name]) for name, value in mine.items()}
+        return PlanCounts(**total | {"kv_capacity_tokens": self.kv_capacity_tokens})
+
+    @property
+    def sharing_possible(self) -> float:
+        return _saved_frac(self.prompt_tokens, self.unique_prompt_tokens)
+
+    @property
+    def sharing_kept(self) -> float:
+        return _saved_frac(self.prompt_tokens, self.computed_prompt_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTimes:
+    """Seconds on the planned hardware; formulas in docs/cost-model.md."""
+
+    compute_s: float  # T_comp, nothing shared
+    shared_compute_s: float  # with every shared prefix computed once
+    memory_s: float  # T_mem
+    density: float | None  # shared compute over memory; None without KV reads
+    ideal_s: float
+    practical_s: float
+    predicted_s: float
+
+    def __add__(self, other: "PlanTimes") -> "PlanTimes":
+        """Times of two windows, one after the other."""
+        mine, others = _values(self), _values(other)
+        total = {name: value + others[name] for name, value in mine.items() if name != "density"}
+        read_s = total["memory_s"]
+        return PlanTimes(density=total["shared_compute_s"] / read_s if read_s else None, **total)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    format: str
+    version: int
+    blendrun: str  # version that wrote it
+    created: str  # ISO 8601, UTC
+    job_id: str  # hash of inputs, model and sampling: what the answers depend on
+    model: PlanModel
+    hardware: str
+    hardware_reason: str
+    policy: str
+    admission: str  # how the batcher takes requests: one list, two-ended, two lists
+    budget: str  # of prefill in a step: fixed, or the ratio of compute to KV reads
+    tp: int
+    dp: int
+    cost: str
+    counts: PlanCounts
+    times: PlanTimes
+    settings: Mapping[str, Any]
+    settings_from: Mapping[str, str]  # flag, file or default
+    warnings: tuple[str, ...]
+    sources: tuple[dict[str, Any], ...]
+    windows: tuple[str, ...] = ()  # plans of consecutive rows, relative to this one
+    window: int | None = None  # which one of a larger plan this is
+
+
+def _values(record: Any) -> dict[str, Any]:
+    """Fields of a dataclass and their values, not copied."""
+    return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
+def _added(one: Any, other: Any) -> Any:
+    if isinstance(one, Mapping):
+        return {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}
+    return one + other
+
+
+def _saved_frac(total: int, computed: int) -> float:
+    return 1 - computed / total if total else 0.0
