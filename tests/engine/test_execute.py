@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from blendrun.data.manifest import read_manifest
 from blendrun.data.results import ResultJournal, read_answers, read_steps
 from blendrun.engine import torch_backend
-from blendrun.engine.run_dir import read_manifest
 from blendrun.errors import BackendError, CapacityError, InputError, PlanError
 from blendrun.report.report import make_report
 from blendrun.schedule.orders import POLICIES

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrun.data.answers import answers_table
+from blendrun.data.manifest import Attempt, Manifest
 from blendrun.data.results import ResultJournal
-from blendrun.engine.run_dir import Attempt, Manifest
 from blendrun.engine.step_log import STEP_SCHEMA
 from blendrun.report.metrics import RunMetrics, read_metrics
 from blendrun.report.timeline import timeline

@@ -1,7 +1,10 @@
+"""Expected output lengths and their origin."""
+
 import numpy as np
 import pyarrow as pa
 
 from blendrun.schedule.lengths import COLUMN, MAX_TOKENS, PRIOR, expected_lengths
+from tiny_jobs import tree_of
 
 PRIOR_LEN = 256
 
@@ -14,9 +17,10 @@ def expect(max_tokens: int, stated: int | None = None, ignore_eos: bool = False)
             "ignore_eos": [ignore_eos],
         }
     )
-    lengths, origin = expected_lengths(table, PRIOR_LEN)
-    assert lengths.dtype == np.int32
-    return int(lengths[0]), str(origin[0])
+    found = expected_lengths(table, PRIOR_LEN, tree_of([[1]]))
+    assert found.tokens.dtype == np.int32
+    assert 1 <= found.low[0] <= found.tokens[0] <= found.high[0] <= max_tokens
+    return int(found.tokens[0]), str(found.origin[0])
 
 
 def test_a_stated_length_wins():
@@ -49,6 +53,8 @@ def test_rows_are_judged_one_by_one():
             "ignore_eos": [False, False, False],
         }
     )
-    lengths, origin = expected_lengths(table, 99)
-    assert lengths.tolist() == [10, 4, 99]
-    assert origin.tolist() == [MAX_TOKENS, COLUMN, PRIOR]
+    found = expected_lengths(table, 99, tree_of([[1], [2], [3]]))
+    assert found.tokens.tolist() == [10, 4, 99]
+    assert found.origin.tolist() == [MAX_TOKENS, COLUMN, PRIOR]
+    assert found.low.tolist() == [2, 4, 24]  # what is not stated may be far off
+    assert found.high.tolist() == [10, 4, 396]

@@ -67,6 +67,10 @@ Workers = Annotated[
 KeepSharing = Annotated[
     float | None, _plan("keep_sharing", "Share of prefix sharing that splitting must keep.")
 ]
+LengthsFrom = Annotated[
+    list[str] | None,
+    typer.Option(help="Folder of an earlier run whose output lengths to expect; may be repeated."),
+]
 PriorOutputLen = Annotated[
     int | None, _plan("prior_output_len", "Tokens expected where only a larger max_tokens tells.")
 ]

@@ -30,6 +30,7 @@ def plan(
     window: flags.Window = None,
     workers: flags.Workers = None,
     keep_sharing: flags.KeepSharing = None,
+    lengths_from: flags.LengthsFrom = None,
     prior_output_len: flags.PriorOutputLen = None,
     prompt_column: flags.PromptColumn = None,
     messages_column: flags.MessagesColumn = None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from tqdm import tqdm
 
-from blendrun.engine.run_dir import LOG_FILE
+from blendrun.data.manifest import LOG_FILE
 from blendrun.units import format_seconds
 
 if TYPE_CHECKING:

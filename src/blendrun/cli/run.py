@@ -11,7 +11,7 @@ from blendrun.cli.output import stdout_may_close
 from blendrun.cli.plan_table import print_plan
 from blendrun.cli.progress import StageProgress
 from blendrun.cli.report import report
-from blendrun.engine.run_dir import read_manifest
+from blendrun.data.manifest import read_manifest
 from blendrun.schedule.planner import make_plan
 
 _EXECUTE = ("dtype", "kv_memory", "page_size", "chunk_size", "max_seqs", "prefix_cache")
@@ -31,6 +31,7 @@ def run(
     window: flags.Window = None,
     workers: flags.Workers = None,
     keep_sharing: flags.KeepSharing = None,
+    lengths_from: flags.LengthsFrom = None,
     prior_output_len: flags.PriorOutputLen = None,
     prompt_column: flags.PromptColumn = None,
     messages_column: flags.MessagesColumn = None,

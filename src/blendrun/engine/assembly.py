@@ -169,6 +169,7 @@ def _batcher(
         requests.expected_output_len,
         requests.learned,
         cost,
+        requests.seen,
     )
     limits = BatchLimits(pages, settings.page_size, settings.chunk_size, settings.max_seqs)
     how = steering(plan.admission, plan.settings["budget"], cost, True, plan.settings["seed"])

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from blendrun.compiled import is_first_use
-from blendrun.data.results import ResultJournal
+from blendrun.data.manifest import Manifest, write_manifest
+from blendrun.data.results import ResultJournal, read_answers
 from blendrun.engine.assembly import LoadedModel, assemble, find_model
 from blendrun.engine.loop import Advance
 from blendrun.engine.requests import EngineRequests
-from blendrun.engine.run_dir import Manifest, write_manifest
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.schedule.plan_file import read_plan, window_paths
 from blendrun.schedule.plan_record import Plan
@@ -58,13 +59,31 @@ class RunAttempt:
         self._save()
         for path in window_paths(plan_path, self._plan):
             stored = read_plan(path)
-            requests = EngineRequests.of(stored, self._settings.ignore_eos)
+            requests = self._with_seen(EngineRequests.of(stored, self._settings.ignore_eos))
             pending = _pending(requests, self._finished)
             if len(pending):
                 self._generate(requests, pending)
             rows = range(first, first + stored.plan.counts.rows)
             yield stored.rejected, rows
             first = rows.stop
+
+    def _with_seen(self, requests: EngineRequests) -> EngineRequests:
+        """The requests, with the output lengths of those that are answered already."""
+        if not len(self._finished):
+            return requests
+        own = np.flatnonzero(np.isin(requests.row, self._finished)).astype(np.int32)
+        if not len(own):
+            return requests
+        answers = read_answers(self._journal.run_dir)
+        place = np.searchsorted(answers["row"].to_numpy(), requests.row[own])
+        output_len = pc.fill_null(answers["num_output_tokens"], 0).to_numpy()[place]
+        answered = output_len > 0
+        request, lengths = requests.seen
+        seen = (
+            np.concatenate([request, own[answered]]),
+            np.concatenate([lengths, output_len[answered].astype(np.int32)]),
+        )
+        return replace(requests, seen=seen)
 
     def update(self, **seconds: float) -> None:
         """Notes seconds of this attempt."""

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from blendrun.data.manifest import Attempt, Manifest, read_manifest, write_manifest
 from blendrun.data.outputs import OUTPUTS_FILE, write_outputs
 from blendrun.data.results import ResultJournal
 from blendrun.data.sources import check_sources
 from blendrun.engine.attempt import RunAttempt, RunEvents
-from blendrun.engine.run_dir import Attempt, Manifest, read_manifest, write_manifest
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.errors import InputError, PlanError
 from blendrun.schedule.plan_file import read_header

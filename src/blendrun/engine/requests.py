@@ -4,10 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import pyarrow.compute as pc
 
-from blendrun.schedule.lengths import COLUMN
+from blendrun.schedule.lengths import is_known
 from blendrun.schedule.plan_file import StoredPlan
 from blendrun.tree.prefix_tree import Int32, Int64, PrefixTree
 
@@ -31,6 +30,7 @@ class EngineRequests:
     stop: dict[int, tuple[str, ...]]  # only requests that have any
     prompts: tuple[Int32, Int64]  # tokens, offsets
     tree: PrefixTree
+    seen: tuple[Int32, Int32]  # output lengths known before: requests alike, and tokens
 
     @classmethod
     def of(cls, stored: StoredPlan, ignore_eos: bool) -> "EngineRequests":
@@ -44,7 +44,7 @@ class EngineRequests:
             prompt_len=column["prompt_len"],
             max_tokens=column["max_tokens"],
             expected_output_len=column["expected_output_len"],
-            learned=~_is_known(table, column["ignore_eos"] | ignore_eos),
+            learned=~(is_known(table) | ignore_eos),
             temperature=column["temperature"],
             top_p=column["top_p"],
             top_k=column["top_k"],
@@ -54,6 +54,7 @@ class EngineRequests:
             stop={int(i): tuple(table["stop"][int(i)].as_py()) for i in has_stop},
             prompts=(stored.store.tokens, stored.store.offsets),
             tree=stored.tree,
+            seen=(stored.seen["request"].to_numpy(), stored.seen["output_len"].to_numpy()),
         )
 
     def __len__(self) -> int:
@@ -63,9 +64,3 @@ class EngineRequests:
         """Token ids of one prompt, as a view."""
         tokens, offsets = self.prompts
         return tokens[offsets[request] : offsets[request + 1]]
-
-
-def _is_known(table: pa.Table, ignore_eos: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Whose output length is stated: by the input, or because only `max_tokens` ends it."""
-    stated = np.asarray(pc.equal(table["length_from"], COLUMN))
-    return stated | ignore_eos

@@ -1,14 +1,13 @@
 """What the simulator needs of a stored plan: its job, and its costs on any machine."""
 
 import numpy as np
-import pyarrow.compute as pc
 
 from blendrun.cost.cost_model import CostModel, Flavour
 from blendrun.cost.hardware import HardwareProfile
 from blendrun.cost.model_shape import ModelShape
 from blendrun.data.model_files import resolve_model
 from blendrun.engine.simulated_job import SimulatedJob
-from blendrun.schedule.lengths import COLUMN
+from blendrun.schedule.lengths import is_known
 from blendrun.schedule.plan_file import StoredPlan
 from blendrun.schedule.plan_record import Plan
 from blendrun.tree.build import build_tree
@@ -41,7 +40,7 @@ def simulated_job(stored: StoredPlan) -> SimulatedJob:
     table = stored.requests.take(np.argsort(stored.requests["request"].to_numpy()))
     expected = table["expected_output_len"].to_numpy().astype(np.int32)
     max_output = table["max_tokens"].to_numpy().astype(np.int32)
-    stated = np.asarray(pc.equal(table["length_from"], COLUMN)) | table["ignore_eos"].to_numpy()
+    stated = is_known(table)
     prior = np.minimum(max_output, int(stored.plan.settings["prior_output_len"]))
     return SimulatedJob(_tree(stored), expected, max_output, prior.astype(np.int32), stated)
 

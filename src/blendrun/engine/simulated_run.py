@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from blendrun import __version__
 from blendrun.data.answers import ANSWER_SCHEMA
+from blendrun.data.manifest import MANIFEST_FILE, Attempt, Manifest, read_manifest, write_manifest
 from blendrun.data.results import ResultJournal
 from blendrun.engine import simulation as log
-from blendrun.engine.run_dir import MANIFEST_FILE, Attempt, Manifest, read_manifest, write_manifest
 from blendrun.engine.simulated_job import Outcome, SimulatedJob
 from blendrun.engine.step_log import STEP_SCHEMA
 from blendrun.errors import InputError

@@ -14,8 +14,8 @@ from blendrun.cost.cost_model import CostModel
 from blendrun.cost.hardware import HardwareProfile
 from blendrun.cost.model_shape import ModelShape
 from blendrun.cost.optimum import Optimum
+from blendrun.data.manifest import Manifest
 from blendrun.data.results import read_answers
-from blendrun.engine.run_dir import Manifest
 from blendrun.schedule.plan_file import StoredPlan
 from blendrun.tree.annotate import annotate
 from blendrun.tree.bound import job_optimum

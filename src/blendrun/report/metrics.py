@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from blendrun.data.manifest import Attempt, Manifest
 from blendrun.data.results import read_answers, read_steps
-from blendrun.engine.run_dir import Attempt, Manifest
 
 
 @dataclass(frozen=True, slots=True)

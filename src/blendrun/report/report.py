@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 
 from blendrun.cost.optimum import Optimum
 from blendrun.data.disk import atomic_file
+from blendrun.data.manifest import Manifest
 from blendrun.data.results import read_steps
-from blendrun.engine.run_dir import MANIFEST_FILE, Manifest, read_manifest
-from blendrun.errors import InputError, PlanError
 from blendrun.report.bounds import run_optimum
 from blendrun.report.metrics import RunMetrics, read_metrics
 from blendrun.report.timeline import timeline
-from blendrun.schedule.plan_file import read_header, read_plan, window_paths
+from blendrun.schedule.plan_file import read_plan, window_paths
 from blendrun.schedule.plan_record import Plan
+from blendrun.schedule.run_plan import plan_of_run
 
 REPORT_FOLDER = "report"
 _DERIVED = ("computed_prompt_tokens", "sharing_frac", "input_tokens_per_s", "output_tokens_per_s",
@@ -72,20 +72,7 @@ def make_report(run_dir: Path) -> Report:
         InputError: the folder holds no run.
         PlanError: its plan or its parts cannot be read.
     """
-    manifest = read_manifest(run_dir)
-    if manifest is None:
-        below = sorted(path.parent for path in run_dir.glob(f"*/{MANIFEST_FILE}"))
-        hint = "give the --run-dir of blendrun execute"
-        if below:
-            hint = f"it has runs in it: {', '.join(map(str, below))}"
-        raise InputError(f"{run_dir} holds no run", hint)
-    path = _find_plan(manifest, run_dir)
-    plan, _ = read_header(path)
-    if plan.job_id != manifest.identity.get("job_id"):
-        raise PlanError(
-            f"{path} is not the plan of {run_dir} any more: it was made for other prompts",
-            "restore the plan, or plan the same prompts again",
-        )
+    manifest, path, plan = plan_of_run(run_dir)
     return Report(
         run_dir,
         plan,
@@ -124,10 +111,3 @@ def report_json(report: Report) -> str:
         "policy": report.plan.policy,
     }
     return json.dumps(about | dict(report.values()), allow_nan=False)
-
-
-def _find_plan(manifest: Manifest, run_dir: Path) -> Path:
-    """The plan where it was, or beside the run if both were moved."""
-    plan = Path(manifest.plan)
-    beside = [run_dir / plan.name, run_dir.parent / plan.name]
-    return next((path for path in [plan, *beside] if path.is_file()), plan)

@@ -31,7 +31,8 @@ from blendrun.tree.store import PLAN_AGAIN, read_tree
 REQUESTS_FILE = "requests.parquet"
 TREE_FILE = "tree.parquet"
 REJECTED_FILE = "rejected.parquet"
-_SIDECARS = {REQUESTS_FILE, TREE_FILE, REJECTED_FILE, TOKENS_FILE, OFFSETS_FILE}
+SEEN_FILE = "seen.parquet"  # output lengths of an earlier run
+_SIDECARS = {REQUESTS_FILE, TREE_FILE, REJECTED_FILE, SEEN_FILE, TOKENS_FILE, OFFSETS_FILE}
 _WINDOW = re.compile(r"\d{4,}\.(json|data)")
 
 
@@ -44,6 +45,7 @@ class StoredPlan:
     sources: tuple[SourceFile, ...]  # with absolute paths
     requests: pa.Table  # in scheduled order
     rejected: pa.Table
+    seen: pa.Table  # `request` and `output_len`: see `earlier_run.Observed.examples`
     tree: PrefixTree
     store: TokenStore
 
@@ -90,11 +92,14 @@ def _check_replaceable(path: Path, folder: Path) -> None:
         )
 
 
-def write_sidecars(folder: Path, plan: Plan, requests: pa.Table, rejected: pa.Table) -> None:
-    """Write the requests, in scheduled order, and the rows set aside."""
+def write_sidecars(
+    folder: Path, plan: Plan, requests: pa.Table, rejected: pa.Table, seen: pa.Table
+) -> None:
+    """Write the requests, in scheduled order, the rows set aside, and known output lengths."""
     requests = requests.replace_schema_metadata(_stamp(plan))
     pq.write_table(requests, folder / REQUESTS_FILE, compression="zstd")
     pq.write_table(rejected, folder / REJECTED_FILE, compression="zstd")
+    pq.write_table(seen, folder / SEEN_FILE, compression="zstd")
 
 
 def write_plan(path: Path, plan: Plan, sources: tuple[SourceFile, ...]) -> None:
@@ -169,6 +174,7 @@ def read_plan(path: Path) -> StoredPlan:
         sources,
         _read_table(folder / REQUESTS_FILE),
         _read_table(folder / REJECTED_FILE),
+        _read_table(folder / SEEN_FILE),
         read_tree(folder / TREE_FILE),
         _open_store(folder),
     )

@@ -17,6 +17,7 @@ from blendrun.cost.hardware import HardwareProfile
 from blendrun.data.ingest import Ingested, Ingester
 from blendrun.errors import CapacityError, PlanError
 from blendrun.schedule import plan_file
+from blendrun.schedule.earlier_run import Observed, observe
 from blendrun.schedule.lengths import expected_lengths
 from blendrun.schedule.orders import Order, OrderSettings, order_requests
 from blendrun.schedule.plan_model import PlannedModel, load_model
@@ -25,6 +26,7 @@ from blendrun.schedule.priced_job import PricedJob
 from blendrun.schedule.settings import PlanSettings
 from blendrun.schedule.summary import describe, joined
 from blendrun.tree.build import build_tree
+from blendrun.tree.prefix_tree import PrefixTree
 from blendrun.tree.store import write_tree
 
 
@@ -121,25 +123,33 @@ class _Planner:
         settings = self.settings.value
         self.progress("build prefix tree", 0, 1)
         tree = build_tree(rows.store.tokens, rows.store.offsets)
-        lengths, length_from = expected_lengths(rows.requests, settings.prior_output_len)
-        job = PricedJob(rows, tree, lengths, length_from, self.cost, settings.dp)
+        observed = self._observed(tree, rows)
+        lengths = expected_lengths(rows.requests, settings.prior_output_len, tree, observed)
+        job = PricedJob(rows, tree, lengths, self.cost, settings.dp)
         self.progress("order", 0, 1)
         wanted = OrderSettings(
             settings.seed, settings.keep_sharing, job.everything_fits, job.kv_capacity_tokens
         )
         order = order_requests(settings.policy, job.tree, job.annotate, wanted)
         plan = describe(job, order, self.model, self.settings, window)
-        _write_sidecars(folder, job, order, plan)
+        _write_sidecars(folder, job, order, plan, observed.examples(tree, settings.seed))
         return plan
 
+    def _observed(self, tree: PrefixTree, rows: Ingested) -> Observed:
+        """What earlier runs tell of the output lengths."""
+        runs = self.settings.value.lengths_from
+        if runs:
+            self.progress("lengths of earlier runs", 0, 1)
+        return Observed.joined([observe(Path(run), tree, rows.store) for run in runs])
 
-def _write_sidecars(folder: Path, job: PricedJob, order: Order, plan: Plan) -> None:
+
+def _write_sidecars(folder: Path, job: PricedJob, order: Order, plan: Plan, seen: pa.Table) -> None:
     priced = job.annotate(order.tree)
     density = priced.request_density
     columns = {
         "request": np.arange(order.tree.num_requests, dtype=np.int32),
         "expected_output_len": job.output_len,
-        "length_from": pa.array(job.length_from.tolist(), pa.string()),
+        "length_from": pa.array(job.lengths.origin.tolist(), pa.string()),
         "density": density,
         # on the left wait, if lengths are as expected, those at the root's density or above
         "is_left": density >= priced.root_density,
@@ -148,6 +158,6 @@ def _write_sidecars(folder: Path, job: PricedJob, order: Order, plan: Plan) -> N
     for name, values in columns.items():
         requests = requests.append_column(name, pa.array(values))
     plan_file.write_sidecars(
-        folder, plan, requests.take(pa.array(order.sequence)), job.rows.rejected
+        folder, plan, requests.take(pa.array(order.sequence)), job.rows.rejected, seen
     )
     write_tree(folder / plan_file.TREE_FILE, order.tree, priced)

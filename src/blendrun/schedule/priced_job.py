@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from blendrun.cost.cost_model import CostModel
 from blendrun.cost.optimum import Optimum
 from blendrun.data.ingest import Ingested
+from blendrun.schedule.lengths import ExpectedLengths
 from blendrun.tree.annotate import Annotations, annotate
 from blendrun.tree.bound import job_optimum
 from blendrun.tree.prefix_tree import Int32, PrefixTree
@@ -19,10 +19,14 @@ class PricedJob:
 
     rows: Ingested
     tree: PrefixTree
-    output_len: Int32  # [N] expected
-    length_from: npt.NDArray[np.str_]  # [N] origin of the expectation
+    lengths: ExpectedLengths
     cost: CostModel
     dp: int
+
+    @property
+    def output_len(self) -> Int32:
+        """Expected output tokens, [N]."""
+        return self.lengths.tokens
 
     def annotate(self, tree: PrefixTree) -> Annotations:
         """Prices of a tree over the same requests."""

@@ -27,6 +27,7 @@ class PlanSettings:
     window: int | None = None  # rows that are planned at once; None: all
     workers: int | None = None  # processes that tokenize; None: one per CPU, for large inputs
     keep_sharing: float = 0.99
+    lengths_from: tuple[str, ...] = ()  # folders of earlier runs
     prior_output_len: int = 256  # tokens expected where max_tokens allows more and nothing tells
     prompt_column: str | None = None  # None: the names of `ColumnNames`, where they exist
     messages_column: str | None = None

@@ -16,16 +16,20 @@ def batcher_job(
     expected_output: Int32,
     learned: npt.NDArray[np.bool_],
     cost: CostModel,
+    seen: tuple[Int32, Int32] | None = None,
 ) -> BatcherJob:
     """Price the requests of `order` for the batcher.
 
     Args:
         order: [≤ N] requests to run, in planned order.
         max_output, expected_output, learned: [N]; see `BatcherJob`.
+        seen: outputs known before: requests of the same stratum, and their lengths.
     """
     priced = annotate(tree, expected_output, cost)
     decode_s = cost.decode_compute_s(tree.prompt_len, expected_output)
     own_len = tree.edge_len[tree.leaf_node]
+    nothing = np.zeros(0, np.int32)
+    seen_request, seen_output = seen or (nothing, nothing)
     return BatcherJob(
         tree=tree,
         order=order,
@@ -37,6 +41,8 @@ def batcher_job(
         prefill_s=priced.request_compute_s - decode_s,
         footprint=own_len + expected_output / 2,
         root_density=priced.root_density,
+        seen_request=seen_request,
+        seen_output=seen_output,
     )
 
 

@@ -113,7 +113,7 @@ def _counts(job: PricedJob, order: Order) -> PlanCounts:
         expected_output_tokens=int(job.output_len.sum(dtype=np.int64)),
         prefix_nodes=order.tree.num_nodes,
         kv_capacity_tokens=job.kv_capacity_tokens,
-        lengths_from=_value_counts(pa.array(job.length_from.tolist(), pa.string())),
+        lengths_from=_value_counts(pa.array(job.lengths.origin.tolist(), pa.string())),
         rejected_by_code=_value_counts(job.rows.rejected["code"]),
     )
 

@@ -1,6 +1,6 @@
 """Make the columns of a batcher, for the requests that are to run."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -76,6 +76,9 @@ class BatcherJob:
     prefill_s: Float64  # [N] compute of the prompt alone, likewise
     footprint: Float64  # [N] KV tokens of its own on average
     root_density: float
+    # outputs known before the run: a request of the same stratum, and how long [M]
+    seen_request: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
+    seen_output: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
 
     def without(self, requests: Int32) -> "BatcherJob":
         """The job less some of its requests."""
@@ -91,6 +94,7 @@ def new_state(
     stratum, strata = _strata(job, how)
     requests = _requests(job, stratum, share)
     nodes = _nodes(job.tree, job.order, share)
+    lengths = _lengths(job, stratum, strata, int(job.max_output.max(initial=1)))
     state = State(
         requests,
         nodes,
@@ -101,8 +105,8 @@ def new_state(
             np.arange(limits.max_seqs - 1, -1, -1, dtype=np.int32),
             np.zeros(job.tree.num_nodes, np.int32),
         ),
-        _lists(job, stratum, how),
-        _lengths(job, stratum, strata, int(job.max_output.max(initial=1))),
+        _lists(job, np.where(_is_seen(lengths)[stratum], UNLEARNED, stratum), how),
+        lengths,
         Step(
             np.zeros(limits.max_seqs, np.int32),
             np.zeros(limits.max_seqs, np.int32),
@@ -246,14 +250,24 @@ def _lengths(job: BatcherJob, stratum: Int32, strata: int, longest: int) -> Leng
     rows["prior"] = rows["mean_len"] = rows["listed_mean"] = np.maximum(prior, 1.0)
     rows["total"] = np.bincount(learned, minlength=strata)
     rows["square_len"] = 2 * rows["prior"] ** 2
+    seen = stratum[job.seen_request]
+    place = np.clip(np.searchsorted(edge, job.seen_output, side="right") - 1, 0, bins - 1)
+    events = np.zeros((strata, bins))
+    np.add.at(events, (seen[seen != UNLEARNED], place[seen != UNLEARNED]), 1)
+    rows["finished"] = events.sum(axis=1)
     return Lengths(
         edge=edge,
-        events=np.zeros((strata, bins)),
+        events=events,
         survival=np.ones((strata, bins + 1)),
         tail=np.zeros((strata, bins + 1)),
         tail_t=np.zeros((strata, bins + 1)),
         strata=rows,
     )
+
+
+def _is_seen(lengths: Lengths) -> npt.NDArray[np.bool_]:
+    """Which strata [S] need no sample at the head of the run: enough of their outputs is known."""
+    return np.asarray(lengths.strata["finished"] >= _SAMPLE_LEAST)
 
 
 def _unique_prefill_s(job: BatcherJob, prices: StepPrices, nodes: Any, share: bool) -> float:

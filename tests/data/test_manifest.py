@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from blendrun.engine.run_dir import MANIFEST_FILE, Attempt, Manifest, read_manifest, write_manifest
+from blendrun.data.manifest import MANIFEST_FILE, Attempt, Manifest, read_manifest, write_manifest
 from blendrun.errors import PlanError
 
 IDENTITY = {"job_id": "abc", "dtype": "float32", "ignore_eos": False}
