@@ -13,7 +13,7 @@ from blendrun.report.density_steps import STEPS, density_step
 from blendrun.report.tree_view import Figures, NodeRow, NodeTable, TreeView
 from blendrun.units import count_of, format_count, format_seconds
 
-_NARROW = 110  # columns; a smaller terminal gets fewer figures
+_NARROW = 120  # columns; a smaller terminal gets fewer figures
 _LEFT, _RIGHT = "cyan", "yellow"
 _WORDS = ("beginning", "length from", "vs job")
 NO_EDGE = "(no tokens of its own)"
@@ -100,7 +100,7 @@ def _path(path: Sequence[NodeRow]) -> list[list[Cell]]:
 
 def _print_rows(out: Console, table: NodeTable, job: Figures) -> None:
     narrow = out.width < _NARROW
-    names = ["node", "requests", *([] if narrow else ["prompt", "unique"]), "shared", "of job",
+    names = ["node", "requests", *([] if narrow else ["prompt tokens", "unique"]), "shared", "of job",
              "density", "vs job", "output", *([] if narrow else ["length from"]),
              "beginning"]  # fmt: skip
     rows = [[str(row.node), *_cells(row.figures, job, narrow), _said(row)] for row in table.rows]

@@ -31,8 +31,10 @@ def save_page(view: TreeView, root: int, path: Path, max_nodes: int = MAX_NODES)
     Raises:
         InputError: `path` holds something else than a page.
     """
-    if path.is_file() and path.open("rb").read(len(_MARK)) not in (_MARK, b""):
-        raise InputError(f"{path} exists and is not a page", "give the page another name")
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(len(_MARK)) not in (_MARK, b""):
+                raise InputError(f"{path} exists and is not a page", "give the page another name")
     with atomic_file(path) as file:
         file.write(tree_page(view, root, max_nodes).encode())
 

@@ -14,7 +14,7 @@ from blendrun.data.tokenizer import PromptTokenizer
 from blendrun.errors import BlendrunError
 from blendrun.schedule.plan_file import Plan, StoredPlan
 
-_TOKENS_READ = 64  # enough for a line
+_TOKENS_READ = 128  # enough for a line
 _ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
