@@ -100,8 +100,8 @@ def _path(path: Sequence[NodeRow]) -> list[list[Cell]]:
 
 def _print_rows(out: Console, table: NodeTable, job: Figures) -> None:
     narrow = out.width < _NARROW
-    names = ["node", "requests", *([] if narrow else ["prompt tokens", "unique"]), "shared", "of job",
-             "density", "vs job", "output", *([] if narrow else ["length from"]),
+    names = ["node", "requests", *([] if narrow else ["prompt tokens", "unique"]), "shared",
+             "of job", "density", "vs job", "output", *([] if narrow else ["length from"]),
              "beginning"]  # fmt: skip
     rows = [[str(row.node), *_cells(row.figures, job, narrow), _said(row)] for row in table.rows]
     if table.others.subtrees:

@@ -6,14 +6,15 @@ const [picture, facts, trail] = ["picture", "facts", "trail"].map((id) => docume
 const ROW_PX = 38, ROWS = 14, NARROW_PX = 5, LABEL_PX = 40, POOL_PX = 60;
 const SUMS = ["subtrees", "requests", "prompt_tokens", "unique_tokens", "output_tokens", "compute_s", "memory_s"];
 const fields = (i) => Object.entries(data.columns).map(([key, values]) => [key, values[i]]);
-const nodes = data.columns.up.map((_, i) => Object.fromEntries(fields(i)));
+const nodes = data.columns.up.map((_, i) => ({ ...Object.fromEntries(fields(i)), kids: [] }));
 for (const node of nodes) {
-  Object.assign(node, { parent: nodes[node.up], kids: [] });
+  node.parent = nodes[node.up];
   node.parent?.kids.push(node);
 }
 let focus = nodes[0], drawnPx = 0;
 const seconds = (node) => node.compute_s + node.memory_s;
 const total = (kids, of) => kids.reduce((sum, kid) => sum + of(kid), 0);
+const isLost = (node) => node.node < 0 && !node.kids.length; // in the plan, not in this page
 const density = (node) => node.compute_s / node.memory_s; // infinite without KV reads
 const count = (n) => n.toLocaleString("en", { maximumFractionDigits: 0 });
 const figure = (x) => (Number.isFinite(x) ? x.toLocaleString("en", { maximumSignificantDigits: 3 }) : "no KV");
@@ -22,7 +23,6 @@ const percent = (frac) => `${(100 * frac).toFixed(frac < 0.00995 ? 2 : 1)} %`;
 const share = (node) => percent(seconds(node) / (data.job_seconds || 1));
 const many = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
 const make = (tag, properties) => Object.assign(document.createElement(tag), properties);
-
 function step(node) {
   const ratio = data.job_density === null ? 1 : density(node) / data.job_density;
   return data.steps.filter((least) => Math.max(ratio, 1 / ratio) >= least).length * (ratio < 1 ? -1 : 1) || 0;
@@ -43,7 +43,7 @@ function parts(node, scale) {
     const sums = Object.fromEntries(SUMS.map((key) => [key, total(kids, (kid) => kid[key])]));
     made.push(size === 1 ? kids[0] : { node: -1, row: -1, isDrawn: true, parent: node, kids, ...sums });
   }
-  return made;
+  return made.sort((a, b) => isLost(a) - isLost(b));
 }
 // Boxes of a node and of what is below it; says how many rows they take.
 function place(node, left, width, level) {
@@ -82,9 +82,9 @@ function draw() {
   show(focus);
 }
 function show(node) {
-  const isLost = node.node < 0 && !node.kids.length;
+  const hint = node.parent === nodes[0] ? "" : `; a page of node ${node.parent?.node} has more of them`;
   const said = {
-    "text": title(node) + (isLost ? `: too small for this page, but in one of node ${node.parent.node}` : ""),
+    "text": title(node) + (isLost(node) ? `: too small for this page${hint}` : ""),
     "node": node.node < 0 ? "–" : node.node, "requests": count(node.requests),
     "input row": node.row < 0 ? "–" : count(node.row), "share of the job": share(node),
     "compute": time(node.compute_s), "KV reads": time(node.memory_s), "density": figure(density(node)),
