@@ -40,7 +40,8 @@ def problem(words: list[str], folder: Path) -> str | None:
 
 
 def test_readme_shows_each_verb():
-    assert {"plan", "execute", "report", "run", "synth"} <= {words[0] for words in shown_commands()}
+    verbs = {"plan", "inspect", "execute", "simulate", "report", "run", "synth"}
+    assert verbs <= {words[0] for words in shown_commands()}
 
 
 @pytest.mark.parametrize("words", shown_commands(), ids=" ".join)

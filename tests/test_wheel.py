@@ -61,8 +61,9 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return scripts
 
 
-def test_wheel_holds_kernels_and_configs(wheel: Path):
+def test_wheel_holds_kernels_configs_and_the_parts_of_pages(wheel: Path):
     names = set(zipfile.ZipFile(wheel).namelist())
+    assert {f"blendrun/report/tree_page.{kind}" for kind in ("html", "css", "js")} <= names
     for folder, suffixes in (("kernels", (".py", ".cpp", ".h")), ("configs", (".toml",))):
         files = [path for path in (ROOT / folder).rglob("*") if path.suffix in suffixes]
         assert files

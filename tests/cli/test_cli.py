@@ -32,11 +32,11 @@ def assert_refused(said: Said, *parts: str, hint: str | None = "hint: ") -> None
 def test_help_names_the_commands(blendrun: Blendrun):
     said = blendrun("--help")
     assert said.code == 0
-    for command in ("plan", "execute", "report", "run", "synth"):
+    for command in ("plan", "inspect", "execute", "report", "run", "synth"):
         assert command in said.out
 
 
-@pytest.mark.parametrize("command", ["plan", "execute", "report", "run", "synth"])
+@pytest.mark.parametrize("command", ["plan", "inspect", "execute", "report", "run", "synth"])
 def test_help_of_a_command_says_what_it_does(command: str, blendrun: Blendrun):
     said = blendrun(command, "--help")
     assert said.code == 0

@@ -1,6 +1,7 @@
 """A tree on disk comes back whole or not at all."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from blendrun.errors import PlanError
 from blendrun.tree.annotate import annotate
 from blendrun.tree.prefix_tree import PrefixTree
-from blendrun.tree.store import read_tree, write_tree
+from blendrun.tree.store import read_prices, read_tree, write_tree
 from tiny_jobs import cost_model, tree_of
 
 PROMPTS = [[1, 2, 3], [1, 2], [1, 2, 3], [9], [1, 2, 4, 5]]
@@ -42,9 +43,19 @@ def test_file_holds_the_densities_of_each_node(tmp_path: Path):
     )
 
 
-def test_a_missing_file_is_a_plan_error(tmp_path: Path):
+def test_prices_come_back_as_they_were(tmp_path: Path):
+    tree = write(tmp_path / "tree.parquet")
+    priced = annotate(tree, np.full(len(PROMPTS), 7, np.int32), cost_model())
+    again = read_prices(tmp_path / "tree.parquet")
+    for field in dataclasses.fields(again):
+        values = getattr(again, field.name)
+        np.testing.assert_array_equal(values, getattr(priced, field.name))
+
+
+@pytest.mark.parametrize("read", [read_tree, read_prices])
+def test_a_missing_file_is_a_plan_error(read: Callable[[Path], object], tmp_path: Path):
     with pytest.raises(PlanError, match="cannot read the prefix tree"):
-        read_tree(tmp_path / "tree.parquet")
+        read(tmp_path / "tree.parquet")
 
 
 @pytest.mark.parametrize("keep", [0, 4, 200])
@@ -59,9 +70,11 @@ def test_a_cut_file_is_a_plan_error(keep: int, tmp_path: Path):
 def test_a_file_without_a_column_is_a_plan_error(tmp_path: Path):
     path = tmp_path / "tree.parquet"
     write(path)
-    pq.write_table(pq.read_table(path).drop_columns(["depth"]), path)
+    pq.write_table(pq.read_table(path).drop_columns(["depth", "compute_s"]), path)
     with pytest.raises(PlanError, match="depth"):
         read_tree(path)
+    with pytest.raises(PlanError, match="compute_s"):
+        read_prices(path)
 
 
 def replace_value(path: Path, column: str, at: int, value: int) -> None:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from blendrun import __version__
 from blendrun.cli.execute import execute
+from blendrun.cli.inspect import inspect
 from blendrun.cli.plan import plan
 from blendrun.cli.report import report
 from blendrun.cli.run import run
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(plan)
+app.command()(inspect)
 app.command()(execute)
 app.command()(simulate)
 app.command()(report)

@@ -66,9 +66,12 @@ class PromptTokenizer:
         """int32 token ids of rendered chats, which hold their special tokens already."""
         return self._encode(texts, add_special_tokens=False)
 
-    def decode(self, token_ids: Sequence[int] | np.ndarray) -> str:
-        """The text of `token_ids`, without special tokens."""
-        return str(self._tokenizer.decode(np.asarray(token_ids).tolist(), skip_special_tokens=True))
+    def decode(
+        self, token_ids: Sequence[int] | np.ndarray, skip_special_tokens: bool = True
+    ) -> str:
+        """The text of `token_ids`."""
+        ids = np.asarray(token_ids).tolist()
+        return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[np.ndarray]:
         encoded: list[np.ndarray] = []
