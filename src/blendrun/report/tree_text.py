@@ -12,7 +12,7 @@ import numpy.typing as npt
 from blendrun.data.model_files import resolve_model
 from blendrun.data.tokenizer import PromptTokenizer
 from blendrun.errors import BlendrunError
-from blendrun.schedule.plan_file import Plan, StoredPlan
+from blendrun.schedule.plan_file import StoredPlan
 
 _TOKENS_READ = 128  # enough for a line
 _ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
