@@ -13,6 +13,7 @@ from blendrun.data.model_files import resolve_model
 from blendrun.data.tokenizer import PromptTokenizer
 from blendrun.errors import BlendrunError
 from blendrun.schedule.plan_file import StoredPlan
+from blendrun.schedule.plan_record import Plan
 
 _TOKENS_READ = 128  # enough for a line
 _ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
