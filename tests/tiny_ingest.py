@@ -26,4 +26,5 @@ def ingest(
             requests=rows.requests,
             rejected=rows.rejected,
             store=rows.store,
+            notes=rows.notes,
         )

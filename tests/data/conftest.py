@@ -18,11 +18,14 @@ class ByteTokenizer:
 
     def __init__(self, bos: bool = False) -> None:
         self.bos = bos
+        self.bos_id = BOS if bos else None
 
-    def render_chat(self, messages: list[dict[str, Any]]) -> str:
+    def render_chat(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+    ) -> str:
         if messages[0]["role"] == "refused":
             raise TemplateError("roles must alternate")
-        return "".join(repr(message) for message in messages)
+        return "".join(repr(item) for item in [*(tools or []), *messages])
 
     def encode_texts(self, texts: Sequence[str]) -> list[np.ndarray]:
         start = [BOS] if self.bos else []

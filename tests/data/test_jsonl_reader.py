@@ -20,7 +20,7 @@ def read(tmp_path, content, limit=None, name="a.jsonl"):
     for batch in read_jsonl(path, limit):
         errors |= {len(rows) + index: why for index, why in batch.errors.items()}
         rows += batch.rows
-        lines += batch.lines
+        lines += batch.lines.numbers
     return rows, lines, errors
 
 
@@ -61,8 +61,6 @@ def test_empty_files_have_no_rows(tmp_path):
         (b"{'a': 1}", "Expecting property name"),
         (b'{"a": "\xff"}', "not UTF-8 at byte 8"),
         (b'{"a": "\xed\xa0\x80"}', "not UTF-8"),
-        (b'{"a": "\\ud800"}', "surrogate"),
-        (b'{"\\uDC00": 1}', "surrogate"),
         (b'{"a": NaN}', "NaN is not JSON"),
         (b'{"a": -Infinity}', "-Infinity is not JSON"),
         (b'{"a": "tab\there"}', "Invalid control character"),

@@ -77,9 +77,31 @@ PriorOutputLen = Annotated[
 PromptColumn = Annotated[str | None, typer.Option(help="Column with plain text prompts.")]
 MessagesColumn = Annotated[str | None, typer.Option(help="Column with chats.")]
 TokenIdsColumn = Annotated[str | None, typer.Option(help="Column with prompts as token ids.")]
+IdColumn = Annotated[
+    str | None, typer.Option(help="Column with ids of rows: told of rows set aside, and checked.")
+]
 MaxTokensColumn = Annotated[str | None, typer.Option(help="Column with max_tokens.")]
 OutputLenColumn = Annotated[
     str | None, typer.Option(help="Column with expected output lengths in tokens.")
+]
+InputFormat = Annotated[
+    str | None,
+    _plan("input_format", "auto, openai (lines of OpenAI's Batch API) or columns."),
+]
+Template = Annotated[
+    str | None,
+    typer.Option(help="Prompt made of columns: 'Summarise: {text}', or Jinja with {{ text }}."),
+]
+Strict = Annotated[
+    bool | None, typer.Option("--strict", help="Refuse the job if one row cannot run.")
+]
+Truncate = Annotated[
+    str | None,
+    typer.Option(help="left or right: the end that a prompt too long for the context loses."),
+]
+BadUnicode = Annotated[
+    str | None,
+    _plan("bad_unicode", "error or replace: what half of a surrogate pair does to its row."),
 ]
 MaxTokens = Annotated[int | None, _plan("max_tokens", "Longest answer of rows that do not say.")]
 Temperature = Annotated[float | None, _plan("temperature", "0 is greedy.")]

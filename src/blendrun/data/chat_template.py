@@ -38,7 +38,9 @@ class ChatTemplate:
             {name: text for name, text in texts.items() if isinstance(text, str)},
         )
 
-    def render(self, messages: list[dict[str, Any]]) -> str:
+    def render(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+    ) -> str:
         """The prompt text of `messages`, ending where the assistant is to answer.
 
         Raises:
@@ -53,6 +55,7 @@ class ChatTemplate:
         try:
             rendered, _ = _renderer()(
                 conversations=[chat],
+                tools=tools,
                 chat_template=self._source,
                 add_generation_prompt=True,
                 **self._variables,

@@ -5,10 +5,13 @@ Knows names only; types and values are judged where they are read.
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
+from typing import Any
 
 from blendrun.data.answers import OUTPUT_COLUMNS
 from blendrun.errors import InputError
 
+_PROMPTS = ("prompt", "messages", "conversations", "token_ids")
+_SETS = ("given", "in_template")
 PARAM_COLUMNS = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos")
 
 
@@ -16,42 +19,58 @@ PARAM_COLUMNS = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "igno
 class ColumnNames:
     """Names of the columns that hold prompts and lengths.
 
-    `given` lists the fields that the person set: those columns must exist, and where one of the
-    three prompt fields is among them, the other two are not looked at.
+    `given` lists the fields that the person set: those columns must exist, and where prompt fields
+    are among them, the others are not looked at. With `in_template`, a template makes the prompt.
     """
 
     prompt: str = "prompt"
     messages: str = "messages"
+    conversations: str = "conversations"  # chats as ShareGPT writes them
     token_ids: str = "prompt_token_ids"
+    tools: str = "tools"
     max_tokens: str = "max_tokens"
     output_len: str = "output_len"
+    id: str | None = None
     given: frozenset[str] = frozenset()
+    in_template: frozenset[str] = frozenset()  # columns that the prompt template reads
 
     @classmethod
     def from_flags(cls, **flags: str | None) -> "ColumnNames":
         """Names from flags, where None means that the flag was not given."""
-        given = {name: value for name, value in flags.items() if value is not None}
+        given: dict[str, Any] = {name: v for name, v in flags.items() if v is not None}
         return cls(**given, given=frozenset(given))
 
     def required(self) -> dict[str, str]:
         """Field to column name, for the columns that the person named."""
-        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "given"}
         plain = ColumnNames()
+        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _SETS}
         return {
             field: name
             for field, name in named.items()
             if field in self.given or name != getattr(plain, field)
         }
 
+    def prompt_is_named(self) -> bool:
+        """Whether the person said where prompts come from."""
+        return bool(self.in_template or self.required().keys() & set(_PROMPTS))
+
     def prompt_fields(self) -> tuple[str, ...]:
-        """Which of `prompt`, `messages` and `token_ids` may hold a row's prompt."""
-        kinds = ("prompt", "messages", "token_ids")
-        return tuple(kind for kind in kinds if kind in self.required()) or kinds
+        """Which of the fields for prompts may hold a row's prompt; `prompt` with a template."""
+        if self.in_template:
+            return ("prompt",)
+        return tuple(kind for kind in _PROMPTS if kind in self.required()) or _PROMPTS
+
+    def prompt_columns(self) -> tuple[str, ...]:
+        """Names of the columns that a row's prompt is made from."""
+        if self.in_template:
+            return tuple(sorted(self.in_template))
+        return tuple(getattr(self, kind) for kind in self.prompt_fields())
 
     def used(self) -> frozenset[str]:
         """Names of all columns that ingest reads where they exist."""
-        prompts = (getattr(self, kind) for kind in self.prompt_fields())
-        return frozenset((*prompts, self.max_tokens, self.output_len, *PARAM_COLUMNS))
+        names = {*self.prompt_columns(), *PARAM_COLUMNS}
+        names |= {self.tools, self.max_tokens, self.output_len}
+        return frozenset(names | {self.id} if self.id is not None else names)
 
 
 def check_columns(names: ColumnNames, present: Collection[str], path: str) -> None:
@@ -64,7 +83,10 @@ def check_columns(names: ColumnNames, present: Collection[str], path: str) -> No
     for field, name in names.required().items():
         if name not in present:
             raise InputError(f"{path} has no column {name!r} (named as {field})", hint)
-    prompts = [getattr(names, kind) for kind in names.prompt_fields()]
+    for name in sorted(names.in_template):
+        if name not in present:
+            raise InputError(f"{path} has no column {name!r}, which the template reads", hint)
+    prompts = names.prompt_columns()
     if not any(name in present for name in prompts):
         raise InputError(f"{path} has no column {' or '.join(map(repr, prompts))}", hint)
 

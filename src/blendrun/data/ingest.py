@@ -4,20 +4,26 @@ Streams: the text of a piece is gone when the next is read; tokens go to the sto
 inputs are parsed, rendered and tokenized in several processes.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 
 from blendrun.data.columns import ColumnNames, check_clash, check_columns
+from blendrun.data.input_options import InputOptions
 from blendrun.data.json_kinds import KindTracker
+from blendrun.data.locations import Location, size_of
+from blendrun.data.notes import Notes
+from blendrun.data.openai_batch import is_request
 from blendrun.data.output_schema import output_schema
 from blendrun.data.parquet_reader import read_schema
 from blendrun.data.pieces import Piece, PieceReader, Progress, ReadFile
+from blendrun.data.prompt_template import prompt_template
 from blendrun.data.prompts import TextTokenizer
+from blendrun.data.row_ids import SeenIds
 from blendrun.data.row_work import REJECTED_SCHEMA, REQUEST_SCHEMA, RowWork, WorkedRows
 from blendrun.data.sampling import SamplingParams
 from blendrun.data.sources import SourceFile, expand_paths, format_of
@@ -37,6 +43,7 @@ class Ingested:
     requests: pa.Table  # REQUEST_SCHEMA
     rejected: pa.Table  # REJECTED_SCHEMA
     store: TokenStore
+    notes: tuple[str, ...]  # what is worth telling about rows that run
 
 
 class Ingester:
@@ -45,7 +52,7 @@ class Ingester:
     `context_len` counts prompt and answer tokens; a row's `max_tokens` is cut to what it leaves.
 
     Raises:
-        InputError: no readable file, or a missing or clashing column.
+        InputError: no readable file, a missing or clashing column, or a template that is none.
     """
 
     def __init__(
@@ -57,6 +64,7 @@ class Ingester:
         context_len: int,
         vocab_size: int,
         *,
+        options: InputOptions = InputOptions(),  # noqa: B008 (frozen)
         limit: int | None = None,
         num_workers: int | None = None,
         progress: Progress | None = None,
@@ -65,35 +73,41 @@ class Ingester:
         if limit is not None and limit < 1:
             raise InputError(f"limit must be at least 1, not {limit}")
         files = expand_paths(paths)
-        _check_schemas(files, columns)
-        self._columns = columns
-        self._work = RowWork(columns, tokenizer, defaults, context_len, vocab_size)
+        columns = _with_template(columns, options)
+        _check_schemas(files, columns, options)
+        self._columns, self._options = columns, options
+        self._work = RowWork(columns, tokenizer, defaults, context_len, vocab_size, options)
         self._reader = PieceReader(files, columns, limit, progress)
         wanted = num_workers or min(num_cpus(), MAX_WORKERS)
-        large = num_workers or sum(path.stat().st_size for path in files) > _PARALLEL_BYTES
+        large = num_workers or sum(map(size_of, files)) > _PARALLEL_BYTES
         parallel = wanted > 1 and large and _may_hold_text(files, columns)
         self._workers: Workers[Piece, WorkedRows] | None = (
             Workers(self._work, wanted) if parallel else None
         )
         self._trackers: dict[str, KindTracker] = {}  # of each JSONL file
         self._num_rows = 0
+        self._ids, self._custom_ids = SeenIds(), SeenIds()  # of the job; of the file
+        self._path = ""  # of the file that `_custom_ids` are of
 
     def take(self, store_dir: Path, num_rows: int | None = None) -> Ingested:
         """The next `num_rows` rows, or all that are left, with their tokens in `store_dir`.
 
         Raises:
-            InputError: text without a tokenizer, or a file that is not what its name says.
+            InputError: text without a tokenizer, a file that is not what its name says, or, if
+                options are strict, a row that cannot run.
             BackendError: a worker was killed.
         """
         writer = TokenStoreWriter(store_dir)
         first = self._num_rows
         requests, rejected = [], []
+        notes = Notes()
         try:
             pieces = self._reader.take(num_rows)
-            for rows in self._work_on(pieces):
+            for rows in map(self._checked, self._work_on(pieces)):
                 requests.append(_moved(rows.requests, self._num_rows))
                 rejected.append(_moved(rows.rejected, self._num_rows))
                 writer.append(rows.prompts)
+                notes.merge(rows.notes)
                 self._num_rows += rows.num_rows
                 self._track(rows)
             store = writer.close()
@@ -105,6 +119,7 @@ class Ingester:
             pa.Table.from_batches(requests, REQUEST_SCHEMA),
             pa.Table.from_batches(rejected, REJECTED_SCHEMA),
             store,
+            tuple(notes.texts()),
         )
 
     def at_end(self) -> bool:
@@ -120,7 +135,7 @@ class Ingester:
         """
         merged = KindTracker()  # one for all files: a column has one type in the output
         for path, tracker in self._trackers.items():
-            check_columns(self._columns, tracker.kinds(), path)
+            _check(self._columns, self._options, tracker.kinds(), path)
             merged.merge(tracker)
         sources = tuple(_source(file, merged) for file in self._reader.files)
         output_schema(sources)
@@ -140,17 +155,58 @@ class Ingester:
     def _work_on(self, pieces: Iterable[Piece]) -> Iterable[WorkedRows]:
         return self._workers.map(pieces) if self._workers else map(self._work, pieces)
 
+    def _checked(self, rows: WorkedRows) -> WorkedRows:
+        """The rows after what takes a look at those before them."""
+        if rows.path != self._path:
+            self._path, self._custom_ids = rows.path, SeenIds()
+        repeated = self._custom_ids.repeated(rows.custom_ids)
+        if repeated:
+            rows = rows.without(
+                repeated, ("bad_request", "custom_id: an earlier line of the file has the same")
+            )
+        if self._columns.id is not None:
+            known = dict(rows.ids)
+            for row in self._ids.repeated(rows.ids):
+                rows.notes.add("repeated_id", known[row])
+            rows.notes.add("no_id", count=rows.num_rows - len(known))
+        if self._options.strict and rows.rejected.num_rows:
+            raise _refused(rows.rejected.slice(0, 1).to_pylist()[0])
+        return rows
+
     def _track(self, rows: WorkedRows) -> None:
         if rows.kinds is not None and rows.kinds.kinds():
             tracker = self._trackers.setdefault(rows.path, KindTracker())
             check_clash(tracker.merge(rows.kinds), rows.path)
 
 
-def _check_schemas(files: Sequence[Path], columns: ColumnNames) -> None:
+def _refused(row: dict[str, Any]) -> InputError:
+    """What strict reading says of a rejected row."""
+    return InputError(
+        f"{row['file']}, line {row['line']}: {row['code']}: {row['message']}",
+        "mend the row, or leave out --strict to set such rows aside",
+    )
+
+
+def _with_template(columns: ColumnNames, options: InputOptions) -> ColumnNames:
+    """The columns, with those that the template reads. Raises InputError."""
+    if options.template is None:
+        return columns
+    named = [name for name in columns.prompt_fields() if name in columns.required()]
+    if named:
+        raise InputError(
+            f"a template makes the prompt, and so would the column named as {named[0]}",
+            "leave one of them out",
+        )
+    return replace(columns, in_template=prompt_template(options.template).names)
+
+
+def _check_schemas(files: Sequence[Location], columns: ColumnNames, options: InputOptions) -> None:
     """Refuses Parquet files by their columns before any is read."""
     for path in files:
         if format_of(path) != "parquet":
             continue
+        if options.format == "openai":
+            raise InputError(f"{path}: batch files of OpenAI's are JSON lines, not Parquet")
         names = read_schema(path).names
         check_columns(columns, names, str(path))
         check_clash(names, str(path))
@@ -159,13 +215,23 @@ def _check_schemas(files: Sequence[Path], columns: ColumnNames) -> None:
             raise InputError(f"{path} has more than one column {twice[0]!r}", "rename all but one")
 
 
-def _may_hold_text(files: Sequence[Path], columns: ColumnNames) -> bool:
+def _check(
+    columns: ColumnNames, options: InputOptions, present: Collection[str], path: str
+) -> None:
+    """Checks the columns of a JSONL file; batch requests bring their own prompts."""
+    requests = options.format == "auto" and is_request(present, columns)
+    if options.format != "openai" and not requests:
+        check_columns(columns, present, path)
+
+
+def _may_hold_text(files: Sequence[Location], columns: ColumnNames) -> bool:
     """Whether a prompt may have to be parsed, rendered or tokenized."""
-    names = {getattr(columns, kind) for kind in columns.prompt_fields()}
+    if columns.in_template:
+        return True
     for path in files:
         if format_of(path) != "parquet":
             return True
-        fields = [field for field in read_schema(path) if field.name in names]
+        fields = [f for f in read_schema(path) if f.name in columns.prompt_columns()]
         if not all(
             pa.types.is_list(field.type) and pa.types.is_integer(field.type.value_type)
             for field in fields

@@ -4,24 +4,29 @@ Knows lines and JSON, not which column means what. Memory: one batch of lines.
 """
 
 import gzip
+import io
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+import msgspec
 import pyarrow as pa
 
 from blendrun.data.json_kinds import ARROW_TYPES
+from blendrun.data.locations import Location
+from blendrun.data.partitions import partitions_of
 from blendrun.errors import InputError, PlanError
 
 _BATCH_ROWS = 4096
 _BATCH_BYTES = 8 * 2**20
+_BUFFER_BYTES = 2**20
 _BOM = b"\xef\xbb\xbf"
 _BLANK = b" \t\r\n"
-_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+_SHOWN_BYTES = 1000  # of a bad line
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -43,23 +48,29 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class JsonBatch:
-    """Consecutive rows; lists of equal length, one entry per row."""
+    """Consecutive rows with their fields; a row that is bad has none but the `defaults`."""
 
-    lines: list[int] = field(default_factory=list)  # physical line number, from 1
-    texts: list[str] = field(default_factory=list)  # JSON text, "" where the row is bad
-    rows: list[dict[str, Any] | None] = field(default_factory=list)  # None where bad
+    lines: Lines
+    rows: list[dict[str, Any] | None]  # None where bad
+    defaults: Mapping[str, str | None]  # fields that rows have where they do not set them
     errors: dict[int, str] = field(default_factory=dict)  # index in this batch to reason
+    mended: set[int] = field(default_factory=set)  # rows that held half a surrogate pair
 
 
 def read_jsonl(
-    path: Path, limit: int | None = None, progress: Callable[[int], None] | None = None
+    location: Location, limit: int | None = None, progress: Callable[[int], None] | None = None
 ) -> Iterator[JsonBatch]:
-    """Rows of the file in batches, the first `limit` of them, as `read_lines` reads them."""
-    return map(parse_lines, read_lines(path, limit, progress))
+    """Rows of the file in batches, the first `limit` of them, as `read_lines` reads them.
+
+    Columns that stand in the names of folders are fields of every row that does not set them.
+    """
+    defaults = partitions_of(location)
+    for lines in read_lines(location, limit, progress):
+        yield parse_lines(lines, defaults)
 
 
 def read_lines(
-    path: Path, limit: int | None = None, progress: Callable[[int], None] | None = None
+    location: Location, limit: int | None = None, progress: Callable[[int], None] | None = None
 ) -> Iterator[Lines]:
     """Lines of the file in batches, the first `limit` of them; blank lines are not rows.
 
@@ -69,37 +80,53 @@ def read_lines(
         InputError: the file cannot be opened or decompressed.
     """
     try:
-        with path.open("rb") as raw:
-            packed = path.name.lower().endswith(".gz")
-            stream = gzip.GzipFile(fileobj=raw) if packed else raw
-            for batch in _batches(cast(BinaryIO, stream), limit):
+        with location.open("rb") as raw, _decompressed(location.name, raw) as stream:
+            for batch in _batches(stream, limit):
                 if progress:
                     progress(raw.tell())
                 yield batch
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"cannot read {path}: {error}") from error
+        raise InputError(f"cannot read {location}: {error}") from error
 
 
-def parse_lines(lines: Lines) -> JsonBatch:
-    """The values of some lines; a line that is no JSON object becomes an error."""
-    batch = JsonBatch()
-    for number, content in zip(lines.numbers, lines.contents, strict=True):
-        _add(batch, number, content)
+def parse_lines(lines: Lines, defaults: Mapping[str, str | None] | None = None) -> JsonBatch:
+    """The values of some lines; a line that is no JSON object becomes an error.
+
+    Half of a surrogate pair, which no text can hold, becomes U+FFFD; `mended` has the row.
+    """
+    batch = JsonBatch(lines, [], defaults or {})
+    decode = _FAST.decode
+    for index, content in enumerate(lines.contents):
+        row = None
+        try:
+            row = decode(content)
+        except (msgspec.DecodeError, RecursionError, ValueError):
+            row = _parse_slowly(batch, index, content)
+        else:
+            if type(row) is not dict:
+                batch.errors[index] = _with_line(_not_an_object(row), content)
+                row = None
+        batch.rows.append(row)
+    if defaults:
+        for row in batch.rows:
+            if row is not None:
+                row.update(_missing(row, defaults))
     return batch
 
 
 def json_columns(batch: JsonBatch, columns: tuple[tuple[str, str], ...]) -> list[pa.Array]:
-    """The batch as Arrow arrays of the declared (name, kind); bad rows are null throughout.
+    """The batch as Arrow arrays of the declared (name, kind); bad rows have only the defaults.
 
     Raises:
         PlanError: a value is not of the declared kind.
     """
     raw: list[dict[str, str]] = []
     if any(kind == "json" for _, kind in columns):
-        raw = [raw_members(text) if text else {} for text in batch.texts]
+        raw = [_raw(batch, index) for index in range(len(batch.rows))]
     arrays = []
     for name, kind in columns:
-        values = [None if row is None else row.get(name) for row in batch.rows]
+        default = batch.defaults.get(name)
+        values = [default if row is None else row.get(name) for row in batch.rows]
         if kind == "json":
             values = [None if v is None else raw[i][name] for i, v in enumerate(values)]
         try:
@@ -117,10 +144,32 @@ def raw_members(text: str) -> dict[str, str]:
         name, position = json.decoder.scanstring(text, position + 1)  # type: ignore[attr-defined]
         start = _skip(text, _skip(text, position) + 1)
         _, end = _DECODER.raw_decode(text, start)
-        members[name] = text[start:end]
+        members[_SURROGATE.sub("\ufffd", name)] = text[start:end]
         position = _skip(text, end)
         position += text[position] == ","
     return members
+
+
+def _raw(batch: JsonBatch, index: int) -> dict[str, str]:
+    """JSON text of every field of a row."""
+    defaults = {name: json.dumps(value) for name, value in batch.defaults.items()}
+    if batch.rows[index] is None:
+        return defaults
+    return defaults | raw_members(batch.lines.contents[index].decode("utf-8"))
+
+
+def _missing(row: dict[str, Any], defaults: Mapping[str, str | None]) -> dict[str, str | None]:
+    return {name: value for name, value in defaults.items() if name not in row}
+
+
+def _decompressed(name: str, raw: BinaryIO) -> BinaryIO:
+    if name.lower().endswith(".gz"):
+        packed: Any = gzip.GzipFile(fileobj=raw)
+    elif name.lower().endswith(".zst"):
+        packed = pa.CompressedInputStream(raw, "zstd")  # reads one frame after the other
+    else:
+        return raw
+    return cast(BinaryIO, io.BufferedReader(packed, _BUFFER_BYTES))
 
 
 def _batches(stream: BinaryIO, limit: int | None) -> Iterator[Lines]:
@@ -142,38 +191,56 @@ def _batches(stream: BinaryIO, limit: int | None) -> Iterator[Lines]:
         yield batch
 
 
-def _add(batch: JsonBatch, line: int, content: bytes) -> None:
-    text = ""
-    row = None
+def _parse_slowly(batch: JsonBatch, index: int, content: bytes) -> dict[str, Any] | None:
+    """What the fast parser refuses: says why, and mends texts with half of a surrogate pair."""
     try:
-        text = content.decode("utf-8")
-        row = _parse(text, content)
+        value = _DECODER.decode(content.decode("utf-8"))
+        if type(value) is not dict:
+            raise ValueError(_not_an_object(value))
+        mended = _mended(value)
     except UnicodeDecodeError as error:
-        batch.errors[len(batch.rows)] = f"not UTF-8 at byte {error.start + 1} of the line"
+        why = f"not UTF-8 at byte {error.start + 1} of the line"
     except json.JSONDecodeError as error:
-        batch.errors[len(batch.rows)] = f"{error.msg} at column {error.pos + 1}"
+        why = f"{error.msg} at column {error.pos + 1}"
     except (ValueError, RecursionError) as error:
-        batch.errors[len(batch.rows)] = str(error)
-    batch.lines.append(line)
-    batch.texts.append("" if row is None else text)
-    batch.rows.append(row)
+        why = str(error)
+    else:
+        if mended is None:
+            return value
+        batch.mended.add(index)
+        return cast(dict[str, Any], mended)
+    batch.errors[index] = _with_line(why, content)
+    return None
 
 
-def _parse(text: str, content: bytes) -> dict[str, Any]:
-    value = _DECODER.decode(text)
-    if not isinstance(value, dict):
-        raise ValueError(f"expected an object, found {_JSON_NAMES[type(value)]}")
-    if _SURROGATE_ESCAPE.search(content) and _has_lone_surrogate(value):
-        raise ValueError("half of a surrogate pair, which no text can hold")
-    return value
-
-
-def _has_lone_surrogate(value: dict[str, Any]) -> bool:
+def _mended(value: dict[str, Any]) -> Any | None:
+    """The value with U+FFFD for each half of a surrogate pair; None where it holds none."""
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
-        return True
-    return False
+        return _replaced(value)
+    return None
+
+
+def _replaced(value: Any) -> Any:
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [_replaced(item) for item in value]
+    if isinstance(value, dict):
+        return {_replaced(name): _replaced(item) for name, item in value.items()}
+    return value
+
+
+def _not_an_object(value: Any) -> str:
+    return f"expected an object, found {_JSON_NAMES[type(value)]}"
+
+
+def _with_line(why: str, content: bytes) -> str:
+    """The reason with the line itself, as far as it can be shown."""
+    shown = content[:_SHOWN_BYTES].decode("utf-8", "backslashreplace")
+    more = len(content) - _SHOWN_BYTES
+    return f"{why}; the line: {shown}" + (f" … and {more:,} bytes" if more > 0 else "")
 
 
 def _refuse_constant(name: str) -> None:
@@ -185,6 +252,7 @@ def _skip(text: str, position: int) -> int:
     return match.end() if match else position
 
 
+_FAST = msgspec.json.Decoder()  # strict, and exact with whole numbers of any size
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 _JSON_NAMES = {
     list: "a list",

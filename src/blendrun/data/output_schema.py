@@ -5,13 +5,13 @@ Knows types, not values: whatever could fail while writing is refused here, befo
 
 from collections.abc import Sequence
 from functools import reduce
-from pathlib import Path
 
 import pyarrow as pa
 
 from blendrun.data.answers import ANSWER_SCHEMA, OUTPUT_COLUMNS
 from blendrun.data.columns import check_clash
 from blendrun.data.json_kinds import ARROW_TYPES
+from blendrun.data.locations import locate
 from blendrun.data.parquet_reader import read_schema
 from blendrun.data.sources import SourceFile
 from blendrun.errors import InputError
@@ -40,7 +40,7 @@ def output_schema(sources: Sequence[SourceFile]) -> pa.Schema:
 def source_schema(source: SourceFile) -> pa.Schema:
     """Schema of one input as it is read."""
     if source.format == "parquet":
-        return read_schema(Path(source.path))
+        return read_schema(locate(source.path))
     return pa.schema([(name, ARROW_TYPES[kind]) for name, kind in source.columns])
 
 

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from blendrun.data.answers import OUTPUT_COLUMNS, rejected_answers
 from blendrun.data.disk import atomic_file
 from blendrun.data.jsonl_reader import json_columns, read_jsonl
+from blendrun.data.locations import locate
 from blendrun.data.output_schema import output_schema, source_schema
 from blendrun.data.parquet_reader import read_parquet
 from blendrun.data.results import first_of_each_row, read_answers
@@ -139,13 +140,13 @@ def _originals(
 
 
 def _batches(source: SourceFile) -> Iterator[tuple[list[pa.Array], int]]:
-    path = Path(source.path)
+    location = locate(source.path)
     if source.format == "parquet":
-        for batch in read_parquet(path, limit=source.num_rows):
+        for batch in read_parquet(location, limit=source.num_rows):
             yield batch.columns, batch.num_rows
     else:
-        for lines in read_jsonl(path, limit=source.num_rows):
-            yield json_columns(lines, source.columns), len(lines.rows)
+        for rows in read_jsonl(location, limit=source.num_rows):
+            yield json_columns(rows, source.columns), len(rows.rows)
 
 
 def _as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -1,6 +1,7 @@
 """Parquet files as a stream of record batches of bounded size.
 
-Knows Arrow types, not which column means what.
+Columns that stand in the names of folders come after those of the file, which win where both have
+one. Knows Arrow types, not which column means what.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from blendrun.data.locations import Location, size_of
+from blendrun.data.partitions import partitions_of
 from blendrun.errors import InputError
 
 _BATCH_ROWS = 8192
@@ -16,14 +19,17 @@ _BATCH_BYTES = 8 * 2**20
 _READ_BYTES = 2**20  # a column chunk is read in pieces of this size, not whole
 
 
-def read_schema(path: Path) -> pa.Schema:
+def read_schema(path: Location) -> pa.Schema:
     """Arrow schema of the file, with its metadata. Raises InputError if it is not Parquet."""
     with _open(path) as file:
-        return file.schema_arrow
+        schema = file.schema_arrow
+    for name in _partitions(path, schema):
+        schema = schema.append(pa.field(name, pa.string()))
+    return schema
 
 
 def read_parquet(
-    path: Path,
+    path: Location,
     columns: Sequence[str] | None = None,
     limit: int | None = None,
     progress: Callable[[int], None] | None = None,
@@ -36,9 +42,18 @@ def read_parquet(
         InputError: the file is not Parquet or is damaged.
     """
     with _open(path) as file:
+        own = file.schema_arrow
+        partitions = {
+            name: value
+            for name, value in _partitions(path, own).items()
+            if columns is None or name in columns
+        }
+        if columns is not None:
+            columns = [name for name in columns if name not in partitions]
         num_rows = file.metadata.num_rows
         wanted = num_rows if limit is None else min(limit, num_rows)
         done = 0
+        num_bytes = size_of(path) if progress else 0
         batches = file.iter_batches(_batch_rows(file.metadata), columns=columns)
         while done < wanted:
             try:
@@ -47,14 +62,28 @@ def read_parquet(
                 raise InputError(f"{path} is damaged after row {done}: {error}") from error
             batch = batch.slice(0, wanted - done)
             done += batch.num_rows
-            yield batch
+            yield _with(batch, partitions)
             if progress:
-                progress(path.stat().st_size * done // num_rows)
+                progress(num_bytes * done // num_rows)
 
 
-def _open(path: Path) -> pq.ParquetFile:
+def _partitions(path: Location, own: pa.Schema) -> dict[str, str | None]:
+    """Those of the folders' columns that the file does not have itself."""
+    return {name: value for name, value in partitions_of(path).items() if name not in own.names}
+
+
+def _with(batch: pa.RecordBatch, constants: dict[str, str | None]) -> pa.RecordBatch:
+    """The batch with a column for each of `constants`."""
+    for name, value in constants.items():
+        column = pa.repeat(pa.scalar(value, pa.string()), batch.num_rows)
+        batch = batch.append_column(pa.field(name, pa.string()), column)
+    return batch
+
+
+def _open(path: Location) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(path, buffer_size=_READ_BYTES)
+        source = path if isinstance(path, Path) else path.open("rb")
+        return pq.ParquetFile(source, buffer_size=_READ_BYTES)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"cannot read {path} as Parquet: {error}") from error
 

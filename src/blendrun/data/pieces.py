@@ -7,15 +7,16 @@ files and their order, not what a row means.
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
 import pyarrow as pa
 
 from blendrun.data.columns import ColumnNames
 from blendrun.data.jsonl_reader import Lines, parse_lines, read_lines
+from blendrun.data.locations import Location, locate, size_of
 from blendrun.data.parquet_reader import read_parquet, read_schema
-from blendrun.data.rows import RowBatch, rows_from_arrow, rows_from_json
+from blendrun.data.partitions import partitions_of
+from blendrun.data.rows import Adapt, RowBatch, rows_from_arrow, rows_from_json
 from blendrun.data.sources import Format, format_of, hash_file
 
 Progress = Callable[[int, int], None]  # bytes of the input files read so far, and in all
@@ -43,18 +44,19 @@ class Piece:
         kind = type(self)
         return kind(self.path, head, self.first), kind(self.path, tail, self.first + num_rows)
 
-    def rows(self, used: frozenset[str]) -> RowBatch:
-        """The values of the columns `used`; lines are parsed here."""
+    def rows(self, used: frozenset[str], adapt: Adapt) -> RowBatch:
+        """The values of the columns `used`; lines are parsed here, and `adapt` judges each."""
         if isinstance(self.content, pa.RecordBatch):
             return rows_from_arrow(self.content, self.first, used)
-        return rows_from_json(parse_lines(self.content), used)
+        parsed = parse_lines(self.content, partitions_of(locate(self.path)))
+        return rows_from_json(parsed, used, adapt)
 
 
 @dataclass(slots=True)
 class ReadFile:
     """One input file: what was read of it, and its hash, which is taken meanwhile."""
 
-    path: Path
+    path: Location
     format: Format
     size_bytes: int
     sha256: Future[str]
@@ -66,13 +68,13 @@ class PieceReader:
 
     def __init__(
         self,
-        files: Sequence[Path],
+        files: Sequence[Location],
         columns: ColumnNames,
         limit: int | None,
         progress: Progress | None,
     ) -> None:
         self._columns, self._progress = columns, progress
-        self._total_bytes = sum(path.stat().st_size for path in files)
+        self._total_bytes = sum(map(size_of, files))
         self._hashing = ThreadPoolExecutor(1)
         self.files: list[ReadFile] = []  # those begun so far
         self._pieces = self._read(files, limit)
@@ -101,12 +103,12 @@ class PieceReader:
         self._pieces.close()
         self._hashing.shutdown(cancel_futures=True)
 
-    def _read(self, files: Sequence[Path], limit: int | None) -> Generator[Piece, None, None]:
+    def _read(self, files: Sequence[Location], limit: int | None) -> Generator[Piece, None, None]:
         left, bytes_before = limit, 0
         for path in files:
             if left == 0:
                 return
-            size = path.stat().st_size
+            size = size_of(path)
             file = ReadFile(path, format_of(path), size, self._hashing.submit(hash_file, path))
             self.files.append(file)
             report = self._report(bytes_before)
@@ -119,7 +121,7 @@ class PieceReader:
             self._progress(self._total_bytes, self._total_bytes)
 
     def _read_file(
-        self, path: Path, limit: int | None, report: Callable[[int], None] | None
+        self, path: Location, limit: int | None, report: Callable[[int], None] | None
     ) -> Iterator[Piece]:
         batches: Iterator[pa.RecordBatch] | Iterator[Lines]
         if format_of(path) == "parquet":

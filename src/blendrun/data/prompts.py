@@ -3,7 +3,6 @@
 Knows what a prompt may look like, not how text becomes tokens nor how long it may be.
 """
 
-import json
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blendrun.data.chat_template import TemplateError
+from blendrun.data.chats import Chat, as_chat, describe
 from blendrun.data.columns import ColumnNames
 from blendrun.data.flat_tokens import FlatTokens, TokenIds
 from blendrun.data.rows import BadRowError, IdLists, Rejections, RowBatch
@@ -22,7 +22,14 @@ _NO_TOKENS = np.zeros(0, np.int32)
 class TextTokenizer(Protocol):
     """What is needed of a tokenizer; `data.tokenizer.PromptTokenizer` is the real one."""
 
-    def render_chat(self, messages: list[dict[str, Any]], /) -> str:
+    @property
+    def bos_id(self) -> int | None:
+        """The token that begins every text, if there is one."""
+        ...
+
+    def render_chat(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, /
+    ) -> str:
         """The chat as one text. Raises TemplateError."""
         ...
 
@@ -58,7 +65,9 @@ def prompt_tokens(
         if row in rejections:
             continue
         try:
-            value = _as_prompt(*_only_value(batch, columns, row))
+            kind, value = _only_value(batch, columns, row)
+            tools = batch.columns[names.tools][row] if names.tools in batch.columns else None
+            value = _as_prompt(kind, value, tools)
             if isinstance(value, np.ndarray):
                 tokens[row] = _checked_ids(value, vocab_size)
             elif tokenizer is None:
@@ -73,7 +82,9 @@ def prompt_tokens(
         except BadRowError as error:
             rejections[row] = (error.code, error.message)
     if tokenizer is not None:
-        tokens.update(zip(texts, tokenizer.encode_texts(list(texts.values())), strict=True))
+        plain = tokenizer.encode_texts(list(texts.values()))
+        single = [_with_one(tokenizer.bos_id, ids) for ids in plain]
+        tokens.update(zip(texts, single, strict=True))
         encoded = tokenizer.encode_rendered(list(rendered.values()))
         tokens.update(zip(rendered, encoded, strict=True))
     return FlatTokens.of([tokens.get(row, _NO_TOKENS) for row in range(len(batch))])
@@ -100,6 +111,8 @@ def _only_value(batch: RowBatch, columns: dict[str, str], row: int) -> tuple[str
         for kind, name in columns.items()
         if name in batch.columns and batch.columns[name][row] is not None
     ]
+    if len(found) > 1:  # data for training often has the same chat in both forms
+        found = [(kind, value) for kind, value in found if kind != "conversations"]
     if not found:
         names = [name for name in columns.values() if name in batch.columns]
         where = " and ".join(names or columns.values())
@@ -110,12 +123,12 @@ def _only_value(batch: RowBatch, columns: dict[str, str], row: int) -> tuple[str
     return found[0]
 
 
-def _as_prompt(kind: str, value: Any) -> str | TokenIds | list[dict[str, Any]]:
+def _as_prompt(kind: str, value: Any, tools: Any) -> str | TokenIds | Chat:
     """The value as text, as token ids (any integer dtype) or as a chat."""
     if kind == "prompt" and isinstance(value, str):
         return value
-    if kind == "messages":
-        return _as_chat(value)
+    if kind in ("messages", "conversations"):
+        return as_chat(value, tools)
     if isinstance(value, np.ndarray):
         return value
     if isinstance(value, list) and set(map(type, value)) <= {int}:
@@ -124,44 +137,20 @@ def _as_prompt(kind: str, value: Any) -> str | TokenIds | list[dict[str, Any]]:
         except OverflowError as error:
             raise BadRowError("bad_token_id", f"a token id does not fit 64 bits: {error}") from None
     wanted = "text or a list of token ids" if kind == "prompt" else "a list of token ids"
-    raise BadRowError("bad_type", f"the prompt must be {wanted}, not {_describe(value)}")
+    raise BadRowError("bad_type", f"the prompt must be {wanted}, not {describe(value)}")
 
 
-def _as_chat(value: Any) -> list[dict[str, Any]]:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            raise BadRowError("bad_type", "messages is text, but not a JSON list") from None
-    if isinstance(value, np.ndarray) and len(value) == 0:
-        value = []
-    if not isinstance(value, list):
-        raise BadRowError("bad_type", f"messages must be a list, not {_describe(value)}")
-    if not value:
-        raise BadRowError("empty_prompt", "messages is an empty list")
-    for number, message in enumerate(value, start=1):
-        _check_message(number, message)
-    return value
-
-
-def _check_message(number: int, message: Any) -> None:
-    where = f"message {number}"
-    if not isinstance(message, dict):
-        raise BadRowError("bad_type", f"{where} must be an object, not {_describe(message)}")
-    if not isinstance(message.get("role"), str):
-        raise BadRowError("bad_type", f"{where} has no role that is text")
-    content = message.get("content")
-    if content is None and message.get("tool_calls"):
-        return
-    if not isinstance(content, str):
-        raise BadRowError("bad_type", f"{where}: content must be text, not {_describe(content)}")
-
-
-def _rendered(tokenizer: TextTokenizer, messages: list[dict[str, Any]]) -> str:
+def _rendered(tokenizer: TextTokenizer, chat: Chat) -> str:
     try:
-        return tokenizer.render_chat(messages)
+        return tokenizer.render_chat(chat.messages, chat.tools)
     except TemplateError as error:
         raise BadRowError("template_error", str(error)) from error
+
+
+def _with_one(bos_id: int | None, ids: TokenIds) -> TokenIds:
+    """The ids without the second BOS of a text that begins with one itself."""
+    twice = bos_id is not None and len(ids) > 1 and ids[0] == ids[1] == bos_id
+    return ids[1:] if twice else ids
 
 
 def _checked_ids(ids: npt.NDArray[Any], vocab_size: int) -> TokenIds:
@@ -173,7 +162,3 @@ def _checked_ids(ids: npt.NDArray[Any], vocab_size: int) -> TokenIds:
             f"token id {ids[position]} at position {position}; the vocabulary has {vocab_size}",
         )
     return ids.astype(np.int32)
-
-
-def _describe(value: Any) -> str:
-    return "null" if value is None else f"a value of type {type(value).__name__}"

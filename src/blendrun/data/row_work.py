@@ -4,7 +4,9 @@ Knows the limits of a request; not where rows come from or where tokens go. Rows
 the start of the piece.
 """
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +14,17 @@ import pyarrow as pa
 
 from blendrun.data.columns import ColumnNames
 from blendrun.data.flat_tokens import FlatTokens
+from blendrun.data.input_options import InputOptions
 from blendrun.data.json_kinds import KindTracker
+from blendrun.data.notes import Notes
+from blendrun.data.openai_batch import is_request, request_of
 from blendrun.data.params import ParamColumns, read_params
 from blendrun.data.pieces import Piece
+from blendrun.data.prompt_template import with_prompts
 from blendrun.data.prompts import TextTokenizer, prompt_tokens
-from blendrun.data.rows import Rejections, RowBatch
+from blendrun.data.rows import BatchRequest, Code, Rejections, RowBatch
 from blendrun.data.sampling import SamplingParams
+from blendrun.data.truncation import cut_prompts
 
 REQUEST_SCHEMA = pa.schema(
     [
@@ -41,6 +48,7 @@ REJECTED_SCHEMA = pa.schema(
         ("line", pa.int64()),  # physical line (JSONL) or row number (Parquet), from 1
         ("code", pa.string()),  # `data.rows.Code`
         ("message", pa.string()),
+        ("id", pa.string()),  # of the id column or of the batch request, where there is one
     ]
 )
 
@@ -51,10 +59,28 @@ class WorkedRows:
 
     path: str
     num_rows: int
+    lines: Sequence[int]  # of all rows
     requests: pa.RecordBatch  # REQUEST_SCHEMA
     rejected: pa.RecordBatch  # REJECTED_SCHEMA
     prompts: FlatTokens  # of the requests
     kinds: KindTracker | None  # of JSON values
+    notes: Notes
+    ids: Sequence[tuple[int, str]] = ()  # row and id, where an id column is named
+    custom_ids: Sequence[tuple[int, str]] = ()  # likewise of batch requests
+
+    def without(self, repeated: Collection[int], reason: tuple[Code, str]) -> Self:
+        """The same with those of the requests `repeated` rejected."""
+        rows = self.requests["row"].to_numpy()
+        keep = ~np.isin(rows, list(repeated))
+        gone: Rejections = dict.fromkeys(rows[~keep].tolist(), reason)
+        rejected = _rejected(self.path, self.lines, gone, dict([*self.ids, *self.custom_ids]))
+        table = pa.Table.from_batches([self.rejected, rejected]).sort_by("row").combine_chunks()
+        return replace(
+            self,
+            requests=self.requests.filter(pa.array(keep)),
+            rejected=next(iter(table.to_batches()), self.rejected),
+            prompts=self.prompts.where(keep),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +92,7 @@ class RowWork:
     defaults: SamplingParams
     context_len: int  # prompt and answer tokens
     vocab_size: int
+    options: InputOptions
 
     def __call__(self, piece: Piece) -> WorkedRows:
         """The requests of a piece.
@@ -73,22 +100,72 @@ class RowWork:
         Raises:
             InputError: a row holds text and there is no tokenizer.
         """
-        batch = piece.rows(self.columns.used())
-        rejections: Rejections = {row: ("bad_json", why) for row, why in batch.bad.items()}
+        batch = piece.rows(self.columns.used(), self._batch_request)
+        rejections: Rejections = dict(batch.bad)
+        notes = self._notes(batch, rejections)
+        if self.options.template is not None:
+            name = self.columns.prompt
+            batch = with_prompts(self.options.template, name, batch, rejections)
         params = read_params(batch, self.columns, self.defaults, rejections)
         prompts = prompt_tokens(batch, self.columns, self.tokenizer, self.vocab_size, rejections)
+        if self.options.truncate is not None:
+            bos_id = self.tokenizer.bos_id if self.tokenizer else None
+            prompts, cut = cut_prompts(
+                prompts,
+                self.context_len,
+                params.numbers["max_tokens"],
+                self.options.truncate,
+                bos_id,
+            )
+            notes.add("truncated", count=len(cut))
         self._check_lengths(prompts.lengths, rejections)
         keep = np.ones(len(batch), bool)
         keep[list(rejections)] = False
         prompts = prompts.where(keep)
+        ids, custom_ids = self._ids(batch)
         return WorkedRows(
             piece.path,
             len(batch),
+            batch.lines,
             self._requests(np.flatnonzero(keep), prompts.lengths, params),
-            _rejected(piece.path, batch, rejections),
+            _rejected(piece.path, batch.lines, rejections, dict([*ids, *custom_ids])),
             prompts,
             batch.kinds,
+            notes,
+            ids,
+            custom_ids,
         )
+
+    def _batch_request(self, row: Mapping[str, Any]) -> BatchRequest | None:
+        """The row as a request of a batch file, where it is one."""
+        chosen = self.options.format
+        if chosen == "openai" or (chosen == "auto" and is_request(row.keys(), self.columns)):
+            return request_of(row, self.columns)
+        return None
+
+    def _notes(self, batch: RowBatch, rejections: Rejections) -> Notes:
+        """What to tell of rows that are read otherwise than they stand; adds to `rejections`."""
+        notes = Notes()
+        for row in sorted(batch.mended - rejections.keys()):
+            if self.options.bad_unicode == "replace":
+                notes.add("mended")
+            else:
+                rejections[row] = ("bad_json", "half of a surrogate pair, which no text can hold")
+        for request in batch.requests.values():
+            if request.model not in (None, self.options.model):
+                notes.add("other_model", str(request.model))
+        return notes
+
+    def _ids(self, batch: RowBatch) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
+        """Rows with the ids of a named column, and those of batch requests."""
+        column = () if self.columns.id is None else batch.columns.get(self.columns.id, ())
+        ids = [(row, str(value)) for row, value in enumerate(column) if value is not None]
+        custom = [
+            (row, request.custom_id)
+            for row, request in batch.requests.items()
+            if request.custom_id is not None
+        ]
+        return ids, custom
 
     def _check_lengths(self, lengths: npt.NDArray[np.int64], rejections: Rejections) -> None:
         limit = self.context_len - 1
@@ -127,14 +204,17 @@ class RowWork:
         )
 
 
-def _rejected(path: str, batch: RowBatch, rejections: Rejections) -> pa.RecordBatch:
+def _rejected(
+    path: str, lines: Sequence[int], rejections: Rejections, ids: Mapping[int, str]
+) -> pa.RecordBatch:
     rows = sorted(rejections)
     columns = [
         rows,
         [path] * len(rows),
-        [batch.lines[row] for row in rows],
+        [lines[row] for row in rows],
         [rejections[row][0] for row in rows],
         [rejections[row][1] for row in rows],
+        [ids.get(row) for row in rows],
     ]
     arrays = [pa.array(v, f.type) for v, f in zip(columns, REJECTED_SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=REJECTED_SCHEMA)

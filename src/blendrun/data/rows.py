@@ -3,8 +3,8 @@
 Knows values, not which column means what.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ from blendrun.data.jsonl_reader import JsonBatch
 
 Code = Literal[
     "bad_json",
+    "bad_request",
     "bad_type",
     "empty_prompt",
     "context_length",
@@ -51,6 +52,19 @@ class IdLists(Sequence[npt.NDArray[Any] | None]):
 
 
 @dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """What a line of a batch file asks for."""
+
+    custom_id: str | None  # None where it is not usable
+    model: str | None
+    fields: Mapping[str, Any]  # by column
+    problem: tuple[Code, str] | None = None
+
+
+Adapt = Callable[[Mapping[str, Any]], BatchRequest | None]  # of a JSON row; None: as it is
+
+
+@dataclass(frozen=True, slots=True)
 class RowBatch:
     """Consecutive rows of one file: Python values of the columns that ingest reads.
 
@@ -59,8 +73,10 @@ class RowBatch:
 
     lines: Sequence[int]  # line (JSONL) or row number (Parquet) in the file, from 1
     columns: dict[str, Sequence[Any]]  # None = null or absent
-    bad: dict[int, str]  # rows that could not be parsed, with the reason
+    bad: Rejections  # rows that could not be parsed
     kinds: KindTracker | None = None  # of all columns of JSON rows
+    mended: frozenset[int] = frozenset()  # rows that held half of a surrogate pair
+    requests: Mapping[int, BatchRequest] = field(default_factory=dict)  # by row, of batch files
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -76,17 +92,29 @@ def rows_from_arrow(batch: pa.RecordBatch, first: int, used: frozenset[str]) -> 
     return RowBatch(range(first + 1, first + 1 + batch.num_rows), columns, {})
 
 
-def rows_from_json(batch: JsonBatch, used: frozenset[str]) -> RowBatch:
-    """Rows of a JSONL batch."""
+def rows_from_json(batch: JsonBatch, used: frozenset[str], adapt: Adapt) -> RowBatch:
+    """Rows of a JSONL batch; where `adapt` finds a request, its fields stand for the row's own."""
     kinds = KindTracker()
-    for row in batch.rows:
-        if row is not None:
-            kinds.add(row)
-    present = {name for row in batch.rows if row for name in used & row.keys()}
+    bad: Rejections = {index: ("bad_json", why) for index, why in batch.errors.items()}
+    requests: dict[int, BatchRequest] = {}
+    fields: list[Mapping[str, Any] | None] = []
+    for index, row in enumerate(batch.rows):
+        if row is None:
+            fields.append(None)
+            continue
+        kinds.add(row)
+        request = adapt(row)
+        if request is not None:
+            requests[index] = request
+            if request.problem:
+                bad[index] = request.problem
+        fields.append(row if request is None else request.fields)
+    present = {name for row in fields if row for name in used & row.keys()}
     columns: dict[str, Sequence[Any]] = {
-        name: [None if row is None else row.get(name) for row in batch.rows] for name in present
+        name: [None if row is None else row.get(name) for row in fields] for name in present
     }
-    return RowBatch(batch.lines, columns, batch.errors, kinds)
+    mended = frozenset(batch.mended)
+    return RowBatch(batch.lines.numbers, columns, bad, kinds, mended, requests)
 
 
 def _values(array: pa.Array) -> Sequence[Any]:

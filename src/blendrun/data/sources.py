@@ -11,6 +11,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from blendrun.data.locations import (
+    Location,
+    RemoteFile,
+    is_url,
+    local_path,
+    locate,
+    remote_files,
+    size_of,
+)
 from blendrun.errors import InputError, PlanError
 
 Format = Literal["parquet", "jsonl"]
@@ -21,6 +30,8 @@ _FORMATS: dict[str, Format] = {
     ".ndjson": "jsonl",
     ".jsonl.gz": "jsonl",
     ".ndjson.gz": "jsonl",
+    ".jsonl.zst": "jsonl",
+    ".ndjson.zst": "jsonl",
 }
 _RUN_MARK = "run.lock"
 _RUN_OUTPUTS = frozenset({"outputs.parquet", "parts", "steps", "report"})
@@ -31,7 +42,7 @@ _CHUNK_BYTES = 4 * 2**20
 class SourceFile:
     """One input file as it was when the plan was made."""
 
-    path: str  # absolute
+    path: str  # absolute, or a URL
     format: Format
     num_rows: int  # rows that the job takes from it, the first ones
     size_bytes: int
@@ -52,8 +63,8 @@ class SourceFile:
             raise PlanError(f"not a description of an input file: {error}") from error
 
 
-def expand_paths(paths: Sequence[str]) -> list[Path]:
-    """Absolute paths of the files that `paths` name: files, folders and glob patterns.
+def expand_paths(paths: Sequence[str]) -> list[Location]:
+    """The files that `paths` name: files, folders and glob patterns, on this machine or by URL.
 
     Files come in the order given; those of a folder or pattern sorted by path. In folders, names
     that start with a dot or underscore and files of other kinds are passed over.
@@ -64,15 +75,16 @@ def expand_paths(paths: Sequence[str]) -> list[Path]:
     found = [file for path in paths for file in _expand(path)]
     if not found:
         raise InputError("no input file given")
-    seen: set[Path] = set()
+    seen: set[Location] = set()
     for file in found:
-        if file.resolve() in seen:
+        same = file.resolve() if isinstance(file, Path) else file
+        if same in seen:
             raise InputError(f"{file} is named twice", "each file is read once; name it once")
-        seen.add(file.resolve())
+        seen.add(same)
     return found
 
 
-def format_of(path: Path) -> Format:
+def format_of(path: Location) -> Format:
     """Raises InputError where the extension is not one that is read."""
     name = path.name.lower()
     for extension, kind in _FORMATS.items():
@@ -84,7 +96,7 @@ def format_of(path: Path) -> Format:
     raise InputError(f"{path}: cannot tell the kind of file from its extension", hint)
 
 
-def hash_file(path: Path) -> str:
+def hash_file(path: Location) -> str:
     """SHA-256 of the file, hexadecimal, read in pieces. Raises InputError if unreadable."""
     digest = hashlib.sha256()
     try:
@@ -92,7 +104,7 @@ def hash_file(path: Path) -> str:
             while chunk := file.read(_CHUNK_BYTES):
                 digest.update(chunk)
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     return digest.hexdigest()
 
 
@@ -104,24 +116,44 @@ def check_sources(sources: Sequence[SourceFile]) -> None:
     """
     hint = "restore the file, or make a new plan"
     for source in sources:
-        path = Path(source.path)
-        if not path.is_file():
+        path = locate(source.path)
+        if isinstance(path, Path) and not path.is_file():
             raise PlanError(f"the input {path} is gone", hint)
-        if path.stat().st_size != source.size_bytes or hash_file(path) != source.sha256:
+        if size_of(path) != source.size_bytes or hash_file(path) != source.sha256:
             raise PlanError(f"the input {path} has changed since the plan was made", hint)
 
 
-def _expand(text: str) -> list[Path]:
+def _expand(text: str) -> list[Location]:
+    text = local_path(text)
+    if is_url(text):
+        return _expand_url(text)
     path = Path(os.path.abspath(Path(text).expanduser()))  # noqa: PTH100 (keeps symlink names)
     if path.is_file():
         format_of(path)
         return [path]
     if path.is_dir():
-        return _walk(path)
+        return [*_walk(path)]
     matches = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 (absolute pattern)
     if not matches:
         raise InputError(f"{text}: no such file, folder or pattern", "check the path")
     return [file for match in matches for file in _expand(match)]
+
+
+def _expand_url(url: str) -> list[Location]:
+    files, is_file = remote_files(url)
+    if is_file:
+        format_of(files[0])
+        return [*files]
+    folder = len(RemoteFile(url.rstrip("/")).parts)
+    kept: list[Location] = [
+        file
+        for file in files
+        if file.name.lower().endswith(tuple(_FORMATS))
+        and not any(part.startswith((".", "_")) for part in file.parts[folder:])
+    ]
+    if not kept:
+        raise InputError(f"no input file at {url}", f"read: {', '.join(_FORMATS)}")
+    return kept
 
 
 def _is_ours(folder: Path) -> bool:

@@ -25,6 +25,8 @@ class PromptTokenizer:
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
         self._tokenizer = tokenizer
         self._template = template
+        first = tokenizer.encode("").ids[:1]
+        self.bos_id: int | None = first[0] if first else None  # begins every text
         self.vocab_size: int = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     @classmethod
@@ -50,13 +52,15 @@ class PromptTokenizer:
         # transformers ignores the flags add_bos_token and add_eos_token of tokenizer_config.json.
         return cls(tokenizer, ChatTemplate.from_folder(folder))
 
-    def render_chat(self, messages: list[dict[str, Any]]) -> str:
+    def render_chat(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+    ) -> str:
         """The prompt text of chat `messages`, special tokens included.
 
         Raises:
             TemplateError: the model has no chat template, or it cannot render these messages.
         """
-        return self._template.render(messages)
+        return self._template.render(messages, tools)
 
     def encode_texts(self, texts: Sequence[str]) -> list[np.ndarray]:
         """int32 token ids of plain texts, with the special tokens this tokenizer adds."""

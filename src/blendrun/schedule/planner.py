@@ -99,6 +99,7 @@ class _Planner:
             settings.sampling,
             shape.max_position,
             shape.vocab_size,
+            options=settings.input_options,
             limit=settings.limit,
             num_workers=settings.workers,
             progress=lambda done, total: self.progress("read and tokenize", done, total),

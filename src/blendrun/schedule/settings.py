@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from blendrun.data.columns import ColumnNames
+from blendrun.data.input_options import BadUnicode, InputFormat, InputOptions, Truncate
 from blendrun.data.sampling import SamplingParams
 from blendrun.errors import InputError
 
@@ -32,8 +33,14 @@ class PlanSettings:
     prompt_column: str | None = None  # None: the names of `ColumnNames`, where they exist
     messages_column: str | None = None
     token_ids_column: str | None = None
+    id_column: str | None = None
     max_tokens_column: str | None = None
     output_len_column: str | None = None
+    input_format: InputFormat = "auto"
+    template: str | None = None  # makes prompts from columns
+    strict: bool = False  # refuse the job for one bad row
+    truncate: Truncate | None = None
+    bad_unicode: BadUnicode = "error"
     max_tokens: int = 256
     temperature: float = 0.0
     top_p: float = 1.0
@@ -68,6 +75,18 @@ class PlanSettings:
             prompt=self.prompt_column,
             messages=self.messages_column,
             token_ids=self.token_ids_column,
+            id=self.id_column,
             max_tokens=self.max_tokens_column,
             output_len=self.output_len_column,
+        )
+
+    @property
+    def input_options(self) -> InputOptions:
+        return InputOptions(
+            self.input_format,
+            self.template,
+            self.strict,
+            self.truncate,
+            self.bad_unicode,
+            self.model,
         )

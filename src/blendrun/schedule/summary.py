@@ -126,6 +126,7 @@ def _value_counts(column: pa.Array | pa.ChunkedArray) -> dict[str, int]:
 def _warnings(job: PricedJob, counts: PlanCounts) -> Iterator[str]:
     if counts.rejected:
         yield f"{count_of(counts.rejected, 'row')} set aside: error rows in the output"
+    yield from job.rows.notes
     if not counts.requests:
         yield "there is no request to run"
         return

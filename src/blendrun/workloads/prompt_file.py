@@ -31,7 +31,7 @@ def prompt_format(path: Path) -> Format:
     Raises:
         InputError: it cannot be told from the name, or is not written here.
     """
-    if path.suffix.lower() == ".gz":
+    if path.suffix.lower() in (".gz", ".zst"):
         raise InputError(f"{path}: compressed files are not written", "name it .parquet or .jsonl")
     return format_of(path)
 
