@@ -1,6 +1,7 @@
 """From files to requests: what a prompt may be, and what sets a row aside."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -9,6 +10,7 @@ import pytest
 
 from blendrun.data import jsonl_reader
 from blendrun.data.columns import ColumnNames
+from blendrun.data.input_options import InputOptions
 from blendrun.data.sampling import SamplingParams
 from blendrun.errors import InputError
 from tiny_ingest import ingest
@@ -318,6 +320,80 @@ def test_no_rows_are_no_error_and_keep_the_schema(run):
         assert empty.num_rows == len(empty.store) == 0
         assert empty.requests.schema == full.requests.schema
         assert empty.rejected.schema == full.rejected.schema
+
+
+def test_strict_refuses_the_first_bad_row_by_its_place(run, tmp_path):
+    rows = [{"prompt": "x"}, {"prompt": "x", "seed": "s"}, {"prompt": 5}]
+    strict = InputOptions(strict=True)
+    with pytest.raises(InputError, match=r"rows\.jsonl, line 2: bad_parameter: seed must") as told:
+        run(rows, options=strict)
+    assert "--strict" in told.value.hint
+    assert not list((tmp_path / "store").iterdir())
+    assert run(rows[:1], options=strict).num_rows == 1
+
+
+def test_prompts_too_long_are_cut_on_request_and_counted(run):
+    rows = [{"prompt": "0123456789abcdef", "max_tokens": 3}, {"prompt": "short"}, {"prompt": ""}]
+    result = run(rows, context_len=10, options=InputOptions(truncate="left"))
+    assert texts(result) == ["9abcdef", "short"]
+    assert result.requests["max_tokens"].to_pylist() == [3, 5]
+    assert codes(result) == ["empty_prompt"]
+    assert result.notes == ("1 row cut to the context",)
+
+
+def test_ids_are_told_of_bad_rows_and_checked(run):
+    rows = [{"id": i, "prompt": "x"} for i in (7, "7", None, 8, 9, 8)] + [{"id": 10, "prompt": 5}]
+    result = run(rows, ColumnNames.from_flags(id="id"))
+    assert result.rejected["id"].to_pylist() == ["10"]
+    assert result.num_rows == len(texts(result)) + 1 == 7
+    assert result.notes == (
+        "2 rows with an id that an earlier row has, such as '7'",
+        "1 row without an id",
+    )
+    with pytest.raises(InputError, match="no column 'key'"):
+        run(rows, ColumnNames.from_flags(id="key"))
+
+
+def test_tools_of_a_row_reach_the_template(run):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"a": 1}}}]
+    chats = [[{"role": "user", "content": "hi"}], [{"role": "user", "content": "ho"}]]
+    rows = [{"messages": chats[0], "tools": tools}, {"messages": chats[1]}]
+    expected = [repr(tools[0]) + repr(chats[0][0]), repr(chats[1][0])]
+    assert texts(run(rows)) == expected
+    assert texts(run(pa.Table.from_pylist(rows))) == expected
+
+
+def test_conversations_are_chats_unless_there_is_another_prompt(run):
+    talk = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]
+    roles = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    rendered = "".join(map(repr, roles))
+    assert texts(run([{"conversations": talk}])) == [rendered]
+    assert texts(run(pa.table({"conversations": [talk]}))) == [rendered]
+    assert texts(run([{"conversations": talk, "prompt": "mine"}])) == ["mine"]
+
+
+@pytest.mark.parametrize("bad_unicode", ["error", "replace"])
+def test_half_of_a_surrogate_pair_is_an_error_or_replaced(run, bad_unicode):
+    rows = [{"prompt": "a\ud800b"}, {"prompt": "x", "\udc00": 1}, {"prompt": "\U0001f600"}]
+    result = run(rows, options=InputOptions(bad_unicode=bad_unicode))
+    if bad_unicode == "replace":
+        assert texts(result) == ["a\ufffdb", "x", "\U0001f600"]
+        assert result.notes == ("2 rows with half of a surrogate pair, read as U+FFFD",)
+    else:
+        assert texts(result) == ["\U0001f600"]
+        assert codes(result) == ["bad_json"] * 2
+        assert "surrogate" in messages(result)[0]
+    assert dict(result.sources[0].columns) == {"prompt": "string", "\ufffd": "int64"}
+
+
+def test_a_text_that_begins_with_bos_gets_no_second(run):
+    def encode(texts):
+        ids = [np.array([256, *text.encode()], np.int32) for text in texts]
+        return [np.where(one == ord("^"), 256, one) for one in ids]
+
+    tokenizer = SimpleNamespace(bos_id=256, encode_texts=encode, encode_rendered=encode)
+    result = run([{"prompt": "^x"}, {"prompt": "x"}, {"prompt": "^"}], tokenizer=tokenizer)
+    assert [list(result.store[i]) for i in range(3)] == [[256, 120], [256, 120], [256]]
 
 
 def test_batches_do_not_show(run, monkeypatch):

@@ -24,8 +24,11 @@ class TemplateError(Exception):
 class ChatTemplate:
     """The chat template of one checkpoint folder; a model without one raises on `render`."""
 
-    def __init__(self, source: str | None, variables: Mapping[str, str]) -> None:
+    def __init__(
+        self, source: str | None, variables: Mapping[str, str], for_tools: str | None = None
+    ) -> None:
         self._source = source
+        self._for_tools = for_tools or source
         self._variables = dict(variables)
 
     @classmethod
@@ -33,9 +36,11 @@ class ChatTemplate:
         config = read_json(folder / "tokenizer_config.json")
         special = read_json(folder / "special_tokens_map.json") | config
         texts = {name: token_text(special.get(name)) for name in _TOKEN_NAMES}
+        named = _template_sources(folder, config)
         return cls(
-            _template_source(folder, config),
+            named.get("default"),
             {name: text for name, text in texts.items() if isinstance(text, str)},
+            named.get("tool_use"),
         )
 
     def render(
@@ -46,7 +51,8 @@ class ChatTemplate:
         Raises:
             TemplateError: there is no template, or it refuses or cannot handle the messages.
         """
-        if self._source is None:
+        source = self._for_tools if tools else self._source
+        if source is None:
             raise TemplateError("the model has no chat template: give `prompt` text instead")
         if not messages:
             raise TemplateError("there are no messages")
@@ -56,7 +62,7 @@ class ChatTemplate:
             rendered, _ = _renderer()(
                 conversations=[chat],
                 tools=tools,
-                chat_template=self._source,
+                chat_template=source,
                 add_generation_prompt=True,
                 **self._variables,
             )
@@ -65,15 +71,15 @@ class ChatTemplate:
         return str(rendered[0])
 
 
-def _template_source(folder: Path, config: dict[str, Any]) -> str | None:
+def _template_sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Templates by name: `default`, and perhaps one for chats with tools, `tool_use`."""
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        return {"default": file.read_text(encoding="utf-8")}
     template = config.get("chat_template")
     if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default")
-    return template
+        return {entry["name"]: entry["template"] for entry in template}
+    return {} if template is None else {"default": template}
 
 
 @functools.cache

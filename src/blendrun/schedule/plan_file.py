@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from blendrun.config import from_table
 from blendrun.data.disk import TEMP_SUFFIX, atomic_file
+from blendrun.data.locations import is_url
 from blendrun.data.sources import SourceFile
 from blendrun.data.token_store import OFFSETS_FILE, TOKENS_FILE, TokenStore
 from blendrun.errors import InputError, PlanError
@@ -42,7 +43,7 @@ class StoredPlan:
 
     plan: Plan
     path: Path
-    sources: tuple[SourceFile, ...]  # with absolute paths
+    sources: tuple[SourceFile, ...]  # with absolute paths or URLs
     requests: pa.Table  # in scheduled order
     rejected: pa.Table
     seen: pa.Table  # `request` and `output_len`: see `earlier_run.Observed.examples`
@@ -106,7 +107,7 @@ def write_plan(path: Path, plan: Plan, sources: tuple[SourceFile, ...]) -> None:
     """Write `plan.json` last, so that a plan that exists has its sidecars."""
     folder = path.parent.resolve()
     relative = [
-        dataclasses.replace(source, path=os.path.relpath(source.path, folder)).to_dict()
+        dataclasses.replace(source, path=_relative(source.path, folder)).to_dict()
         for source in sources
     ]
     table = dataclasses.asdict(plan) | {"sources": relative}
@@ -143,10 +144,18 @@ def read_header(path: Path) -> tuple[Plan, tuple[SourceFile, ...]]:
         raise PlanError(error.message, PLAN_AGAIN) from error
     base = path.parent.resolve()
     sources = tuple(
-        SourceFile.from_dict({**source, "path": os.path.normpath(base / str(source["path"]))})
+        SourceFile.from_dict({**source, "path": _absolute(str(source["path"]), base)})
         for source in plan.sources
     )
     return plan, sources
+
+
+def _relative(path: str, folder: Path) -> str:
+    return path if is_url(path) else os.path.relpath(path, folder)
+
+
+def _absolute(path: str, folder: Path) -> str:
+    return path if is_url(path) else os.path.normpath(folder / path)
 
 
 def window_paths(path: Path, plan: Plan) -> list[Path]:
