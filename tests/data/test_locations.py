@@ -9,12 +9,10 @@ import pytest
 
 from blendrun.data.columns import ColumnNames
 from blendrun.data.locations import RemoteFile, is_url, locate, size_of
-from blendrun.data.outputs import write_outputs
-from blendrun.data.results import ResultJournal
 from blendrun.data.sampling import SamplingParams
 from blendrun.data.sources import check_sources, expand_paths, hash_file
 from blendrun.errors import InputError, PlanError
-from tiny_ingest import ingest
+from tiny_ingest import ingest, through
 
 
 @pytest.fixture
@@ -103,11 +101,8 @@ def test_rows_behind_urls_come_out_with_their_columns(memory, tokenizer, tmp_pat
     with memory.open("/job/part=07/a.parquet", "wb") as file:
         pq.write_table(table, file)
     put(memory, "part=08/b.jsonl", json.dumps({"prompt": None, "n": 1}).encode())
-    arguments = (ColumnNames(), tokenizer, SamplingParams(), 1, 257, tmp_path / "store")
-    result = ingest(["memory://job"], *arguments)
-    with ResultJournal(tmp_path / "run"):
-        written = write_outputs(tmp_path / "run", result.sources, 2, result.rejected)
-    rows = pq.read_table(written, columns=["prompt", "n", "part"]).to_pylist()
+    _, outputs = through(["memory://job"], tmp_path, tokenizer)
+    rows = outputs.select(["prompt", "n", "part"]).to_pylist()
     assert rows == [
         {"prompt": "a", "n": 2**63 - 1, "part": "07"},
         {"prompt": None, "n": 1, "part": "08"},

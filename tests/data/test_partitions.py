@@ -8,12 +8,9 @@ import pytest
 
 from blendrun.data.columns import ColumnNames
 from blendrun.data.locations import locate
-from blendrun.data.outputs import write_outputs
 from blendrun.data.partitions import partitions_of
-from blendrun.data.results import ResultJournal
-from blendrun.data.sampling import SamplingParams
 from blendrun.errors import InputError
-from tiny_ingest import ingest
+from tiny_ingest import through
 
 
 @pytest.mark.parametrize(
@@ -38,13 +35,8 @@ def outputs(tmp_path, tokenizer):
     """The output of a job whose rows are all too long."""
 
     def call(*paths, columns=ColumnNames()):  # noqa: B008
-        names = [str(tmp_path / path) for path in paths]
-        result = ingest(names, columns, tokenizer, SamplingParams(), 1, 257, tmp_path / "s")
-        with ResultJournal(tmp_path / "run"):
-            written = write_outputs(
-                tmp_path / "run", result.sources, result.num_rows, result.rejected
-            )
-        return pq.read_table(written)
+        names = [tmp_path / path for path in paths]
+        return through(names, tmp_path, tokenizer, columns, context_len=1)[1]
 
     return call
 

@@ -4,17 +4,10 @@ import json
 import tempfile
 from pathlib import Path
 
-import numpy as np
-import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blendrun.data.answers import answers_table
-from blendrun.data.columns import ColumnNames
-from blendrun.data.outputs import write_outputs
-from blendrun.data.results import ResultJournal
-from blendrun.data.sampling import SamplingParams
-from tiny_ingest import ingest
+from tiny_ingest import through
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 chats = st.lists(st.fixed_dictionaries({"role": texts, "content": texts}), max_size=2)
@@ -52,25 +45,10 @@ def encode(row, ascii):
 
 
 def check(folder, path, tokenizer, expected):
-    arguments = (ColumnNames(), tokenizer, SamplingParams(), 50, 257, folder / "store")
-    result = ingest([str(path)], *arguments)
+    result, outputs = through([path], folder, tokenizer)
     accepted = result.requests["row"].to_numpy()
     assert sorted([*accepted, *result.rejected["row"].to_pylist()]) == list(range(len(expected)))
-    with ResultJournal(folder / "run") as journal:
-        for part in np.array_split(np.flip(np.arange(len(accepted))), 3):
-            ids = [result.store[request] for request in part]
-            journal.append(
-                answers_table(
-                    row=accepted[part],
-                    output_text=["".join(map(chr, one)) for one in ids],
-                    output_token_ids=ids,
-                    finish_reason=["stop"] * len(part),
-                    num_prompt_tokens=[len(one) for one in ids],
-                    num_cached_tokens=[0] * len(part),
-                )
-            )
-    written = write_outputs(folder / "run", result.sources, result.num_rows, result.rejected)
-    table = pq.read_table(written).to_pylist()
+    table = outputs.to_pylist()
     assert len(table) == len(expected)
     for number, (given_row, row) in enumerate(zip(expected, table, strict=True)):
         assert (row["status"] == "ok") == (number in accepted)

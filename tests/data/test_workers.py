@@ -51,6 +51,7 @@ ROWS = (
     '{"prompt": "a", "note": 1}\n[1]\n{"prompt": ""}\n\n'
     '{"messages": [{"role": "user", "content": "b"}]}\n{"prompt_token_ids": [1, 2, 999]}\n'
     '{"prompt_token_ids": [1, 2], "max_tokens": 5, "note": 1.5}\n'
+    '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}\n'
 )
 
 
@@ -65,12 +66,14 @@ def test_several_processes_make_the_same_requests_as_one(tmp_path, checkpoint, m
         return ingest([str(path)], *arguments, num_workers=workers)
 
     one, two = run("one", 1), run("two", 2)
-    assert one.num_rows == two.num_rows == 18
+    assert one.num_rows == two.num_rows == 21
     assert one.requests == two.requests
     assert one.rejected == two.rejected
     assert one.sources == two.sources
     assert np.array_equal(one.store.tokens, two.store.tokens)
-    assert one.rejected["code"].to_pylist()[:2] == ["bad_json", "empty_prompt"]
+    codes = one.rejected["code"].to_pylist()
+    assert codes[:2] == ["bad_json", "empty_prompt"]
+    assert codes.count("bad_request") == 2  # the custom_id that is there three times
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 100])
