@@ -30,8 +30,8 @@ SEEDS = [
 
 
 def mutated(rng: random.Random, corpus: list[bytes]) -> bytes:
-    """A member of the corpus after a few cuts, insertions, repetitions and splices."""
-    content = bytearray(rng.choice(corpus))
+    """A seed or a member of the corpus after a few cuts, insertions, repetitions and splices."""
+    content = bytearray(rng.choice(SEEDS if rng.random() < 0.5 else corpus))
     for _ in range(rng.randint(1, 8)):
         at, end = sorted(rng.randrange(len(content) + 1) for _ in range(2))
         match rng.randrange(5):
