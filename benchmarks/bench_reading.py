@@ -21,7 +21,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from blendrun.data.jsonl_reader import read_jsonl, read_lines
+from blendrun.data.json_rows import read_jsonl
+from blendrun.data.jsonl_reader import read_lines
 from blendrun.data.parquet_reader import read_parquet
 
 _WORDS = ("the", "of", "answer", "model", "summary", "“quoted”", "naïve", "line\nbreak", "42", "a")

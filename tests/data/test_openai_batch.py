@@ -171,3 +171,10 @@ def test_the_format_may_be_stated(run):
         run([line(0)], format="columns")
     named = ColumnNames(prompt="custom_id")
     assert texts(run([line(0)], columns=named)) == ["request-0"]
+
+
+def test_a_column_that_is_named_must_exist_beside_the_requests_too(run):
+    with pytest.raises(InputError, match="no column 'key'"):
+        run([line(0)], columns=ColumnNames.from_flags(id="key"))
+    with pytest.raises(InputError, match="template"):
+        run([line(0)], format="openai", template="{custom_id}")

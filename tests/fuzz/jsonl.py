@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from blendrun.data.json_kinds import KindTracker
-from blendrun.data.jsonl_reader import json_columns, raw_members, read_jsonl
+from blendrun.data.json_rows import json_columns, raw_members, read_jsonl
 
 _DEFAULTS = {"shard": "007"}
 

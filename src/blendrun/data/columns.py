@@ -73,7 +73,9 @@ class ColumnNames:
         return frozenset(names | {self.id} if self.id is not None else names)
 
 
-def check_columns(names: ColumnNames, present: Collection[str], path: str) -> None:
+def check_columns(
+    names: ColumnNames, present: Collection[str], path: str, needs_prompt: bool = True
+) -> None:
     """Checks that a file has a prompt column and every column that was named for it.
 
     Raises:
@@ -87,7 +89,7 @@ def check_columns(names: ColumnNames, present: Collection[str], path: str) -> No
         if name not in present:
             raise InputError(f"{path} has no column {name!r}, which the template reads", hint)
     prompts = names.prompt_columns()
-    if not any(name in present for name in prompts):
+    if needs_prompt and not any(name in present for name in prompts):
         raise InputError(f"{path} has no column {' or '.join(map(repr, prompts))}", hint)
 
 

@@ -4,30 +4,29 @@ Streams: the text of a piece is gone when the next is read; tokens go to the sto
 inputs are parsed, rendered and tokenized in several processes.
 """
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 
-from blendrun.data.columns import ColumnNames, check_clash, check_columns
+from blendrun.data.columns import ColumnNames, check_clash
+from blendrun.data.input_checks import check_file, check_schemas, may_hold_text, with_template
 from blendrun.data.input_options import InputOptions
 from blendrun.data.json_kinds import KindTracker
-from blendrun.data.locations import Location, size_of
+from blendrun.data.locations import size_of
 from blendrun.data.notes import Notes
-from blendrun.data.openai_batch import is_request
 from blendrun.data.output_schema import output_schema
-from blendrun.data.parquet_reader import read_schema
 from blendrun.data.pieces import Piece, PieceReader, Progress, ReadFile
-from blendrun.data.prompt_template import prompt_template
 from blendrun.data.prompts import TextTokenizer
 from blendrun.data.row_ids import SeenIds
-from blendrun.data.row_work import REJECTED_SCHEMA, REQUEST_SCHEMA, RowWork, WorkedRows
+from blendrun.data.row_work import REQUEST_SCHEMA, RowWork
 from blendrun.data.sampling import SamplingParams
-from blendrun.data.sources import SourceFile, expand_paths, format_of
+from blendrun.data.sources import SourceFile, expand_paths
 from blendrun.data.token_store import TokenStore, TokenStoreWriter
+from blendrun.data.worked_rows import REJECTED_SCHEMA, WorkedRows
 from blendrun.data.workers import MAX_WORKERS, Workers, num_cpus
 from blendrun.errors import InputError
 
@@ -73,14 +72,14 @@ class Ingester:
         if limit is not None and limit < 1:
             raise InputError(f"limit must be at least 1, not {limit}")
         files = expand_paths(paths)
-        columns = _with_template(columns, options)
-        _check_schemas(files, columns, options)
+        columns = with_template(columns, options)
+        check_schemas(files, columns, options)
         self._columns, self._options = columns, options
         self._work = RowWork(columns, tokenizer, defaults, context_len, vocab_size, options)
         self._reader = PieceReader(files, columns, limit, progress)
         wanted = num_workers or min(num_cpus(), MAX_WORKERS)
         large = num_workers or sum(map(size_of, files)) > _PARALLEL_BYTES
-        parallel = wanted > 1 and large and _may_hold_text(files, columns)
+        parallel = wanted > 1 and large and may_hold_text(files, columns)
         self._workers: Workers[Piece, WorkedRows] | None = (
             Workers(self._work, wanted) if parallel else None
         )
@@ -135,7 +134,7 @@ class Ingester:
         """
         merged = KindTracker()  # one for all files: a column has one type in the output
         for path, tracker in self._trackers.items():
-            _check(self._columns, self._options, tracker.kinds(), path)
+            check_file(self._columns, self._options, tracker.kinds(), path)
             merged.merge(tracker)
         sources = tuple(_source(file, merged) for file in self._reader.files)
         output_schema(sources)
@@ -185,59 +184,6 @@ def _refused(row: dict[str, Any]) -> InputError:
         f"{row['file']}, line {row['line']}: {row['code']}: {row['message']}",
         "mend the row, or leave out --strict to set such rows aside",
     )
-
-
-def _with_template(columns: ColumnNames, options: InputOptions) -> ColumnNames:
-    """The columns, with those that the template reads. Raises InputError."""
-    if options.template is None:
-        return columns
-    named = [name for name in columns.prompt_fields() if name in columns.required()]
-    if named:
-        raise InputError(
-            f"a template makes the prompt, and so would the column named as {named[0]}",
-            "leave one of them out",
-        )
-    return replace(columns, in_template=prompt_template(options.template).names)
-
-
-def _check_schemas(files: Sequence[Location], columns: ColumnNames, options: InputOptions) -> None:
-    """Refuses Parquet files by their columns before any is read."""
-    for path in files:
-        if format_of(path) != "parquet":
-            continue
-        if options.format == "openai":
-            raise InputError(f"{path}: batch files of OpenAI's are JSON lines, not Parquet")
-        names = read_schema(path).names
-        check_columns(columns, names, str(path))
-        check_clash(names, str(path))
-        twice = [name for name in names if name in columns.used() and names.count(name) > 1]
-        if twice:
-            raise InputError(f"{path} has more than one column {twice[0]!r}", "rename all but one")
-
-
-def _check(
-    columns: ColumnNames, options: InputOptions, present: Collection[str], path: str
-) -> None:
-    """Checks the columns of a JSONL file; batch requests bring their own prompts."""
-    requests = options.format == "auto" and is_request(present, columns)
-    if options.format != "openai" and not requests:
-        check_columns(columns, present, path)
-
-
-def _may_hold_text(files: Sequence[Location], columns: ColumnNames) -> bool:
-    """Whether a prompt may have to be parsed, rendered or tokenized."""
-    if columns.in_template:
-        return True
-    for path in files:
-        if format_of(path) != "parquet":
-            return True
-        fields = [f for f in read_schema(path) if f.name in columns.prompt_columns()]
-        if not all(
-            pa.types.is_list(field.type) and pa.types.is_integer(field.type.value_type)
-            for field in fields
-        ):
-            return True
-    return False
 
 
 def _moved(batch: pa.RecordBatch, first: int) -> pa.RecordBatch:

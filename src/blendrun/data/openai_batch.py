@@ -4,10 +4,12 @@ Knows which fields of a body mean which column; not what a column may hold.
 """
 
 from collections.abc import Collection, Mapping
+from pathlib import PurePath
 from typing import Any
 
 from blendrun.data.columns import PARAM_COLUMNS, ColumnNames
-from blendrun.data.rows import BadRowError, BatchRequest
+from blendrun.data.input_options import InputFormat
+from blendrun.data.rows import Adapt, BadRowError, BatchRequest
 
 _FIELDS = frozenset({"custom_id", "method", "url", "body"})
 _CHAT = "/v1/chat/completions"
@@ -37,12 +39,39 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-def is_request(fields: Collection[str], names: ColumnNames) -> bool:
-    """Whether a row with these fields is a batch request: no prompt, and fields of one."""
-    if names.prompt_is_named() or any(name in fields for name in names.prompt_columns()):
+def batch_requests(names: ColumnNames, format: InputFormat) -> Adapt:
+    """What tells whether a row is a batch request, and which.
+
+    With `auto` those are that have no prompt, and fields of one. A person who names the column of
+    prompts has no batch file.
+    """
+    if format == "openai":
+        return lambda row: request_of(row, names)
+    if format == "columns" or names.prompt_is_named():
+        return lambda _row: None
+    prompts = frozenset(names.prompt_columns())
+
+    def adapt(row: Mapping[str, Any]) -> BatchRequest | None:
+        keys = row.keys()
+        return request_of(row, names) if _looks_like_one(keys, prompts) else None
+
+    return adapt
+
+
+def is_batch_file(fields: Collection[str], names: ColumnNames, format: InputFormat) -> bool:
+    """Whether a file whose rows have these fields may hold batch requests."""
+    return batch_requests(names, format)(dict.fromkeys(fields)) is not None
+
+
+def is_model(asked: str, model: str | None) -> bool:
+    """Whether a body asks for the job's model, by its whole name or the last part of it."""
+    return model is not None and asked in (model, PurePath(model).name)
+
+
+def _looks_like_one(fields: Collection[str], prompts: frozenset[str]) -> bool:
+    if "custom_id" not in fields and not {"method", "url", "body"} <= set(fields):
         return False
-    present = _FIELDS.intersection(fields)
-    return ("custom_id" in present and len(present) > 1) or present >= {"method", "url", "body"}
+    return prompts.isdisjoint(fields) and len(_FIELDS.intersection(fields)) > 1
 
 
 def request_of(row: Mapping[str, Any], names: ColumnNames) -> BatchRequest:
@@ -70,7 +99,6 @@ def _fields(row: Mapping[str, Any], names: ColumnNames) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise BadRowError("bad_request", f"body must be an object, not {_shown(body)}")
     given = {name: value for name, value in body.items() if value is not None}
-    del body
     given.pop("model", None)
     fields = _prompt(given, names) if url == _TEXT else _chat(given, names)
     lengths = [given.pop(name) for name in _LENGTHS if name in given]

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from blendrun.data.answers import OUTPUT_COLUMNS, rejected_answers
 from blendrun.data.disk import atomic_file
-from blendrun.data.jsonl_reader import json_columns, read_jsonl
+from blendrun.data.json_rows import json_columns, read_jsonl
 from blendrun.data.locations import locate
 from blendrun.data.output_schema import output_schema, source_schema
 from blendrun.data.parquet_reader import read_parquet

@@ -12,7 +12,8 @@ from typing import Self
 import pyarrow as pa
 
 from blendrun.data.columns import ColumnNames
-from blendrun.data.jsonl_reader import Lines, parse_lines, read_lines
+from blendrun.data.json_rows import parse_lines
+from blendrun.data.jsonl_reader import Lines, read_lines
 from blendrun.data.locations import Location, locate, size_of
 from blendrun.data.parquet_reader import read_parquet, read_schema
 from blendrun.data.partitions import partitions_of

@@ -4,28 +4,24 @@ Knows the limits of a request; not where rows come from or where tokens go. Rows
 the start of the piece.
 """
 
-import os
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from blendrun.data.columns import ColumnNames
-from blendrun.data.flat_tokens import FlatTokens
 from blendrun.data.input_options import InputOptions
-from blendrun.data.json_kinds import KindTracker
 from blendrun.data.notes import Notes
-from blendrun.data.openai_batch import is_request, request_of
+from blendrun.data.openai_batch import batch_requests, is_model
 from blendrun.data.params import ParamColumns, read_params
 from blendrun.data.pieces import Piece
 from blendrun.data.prompt_template import with_prompts
 from blendrun.data.prompts import TextTokenizer, prompt_tokens
-from blendrun.data.rows import BatchRequest, Code, Rejections, RowBatch
+from blendrun.data.rows import Rejections, RowBatch
 from blendrun.data.sampling import SamplingParams
 from blendrun.data.truncation import cut_prompts
+from blendrun.data.worked_rows import WorkedRows, rejected_rows
 
 REQUEST_SCHEMA = pa.schema(
     [
@@ -42,46 +38,6 @@ REQUEST_SCHEMA = pa.schema(
         ("ignore_eos", pa.bool_()),
     ]
 )
-REJECTED_SCHEMA = pa.schema(
-    [
-        ("row", pa.int64()),
-        ("file", pa.string()),
-        ("line", pa.int64()),  # physical line (JSONL) or row number (Parquet), from 1
-        ("code", pa.string()),  # `data.rows.Code`
-        ("message", pa.string()),
-        ("id", pa.string()),  # of the id column or of the batch request, where there is one
-    ]
-)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class WorkedRows:
-    """The rows of one piece; `row` in both tables counts from the start of the piece."""
-
-    path: str
-    num_rows: int
-    lines: Sequence[int]  # of all rows
-    requests: pa.RecordBatch  # REQUEST_SCHEMA
-    rejected: pa.RecordBatch  # REJECTED_SCHEMA
-    prompts: FlatTokens  # of the requests
-    kinds: KindTracker | None  # of JSON values
-    notes: Notes
-    ids: Sequence[tuple[int, str]] = ()  # row and id, where an id column is named
-    custom_ids: Sequence[tuple[int, str]] = ()  # likewise of batch requests
-
-    def without(self, repeated: Collection[int], reason: tuple[Code, str]) -> Self:
-        """The same with those of the requests `repeated` rejected."""
-        rows = self.requests["row"].to_numpy()
-        keep = ~np.isin(rows, list(repeated))
-        gone: Rejections = dict.fromkeys(rows[~keep].tolist(), reason)
-        rejected = _rejected(self.path, self.lines, gone, dict([*self.ids, *self.custom_ids]))
-        table = pa.Table.from_batches([self.rejected, rejected]).sort_by("row").combine_chunks()
-        return replace(
-            self,
-            requests=self.requests.filter(pa.array(keep)),
-            rejected=next(iter(table.to_batches()), self.rejected),
-            prompts=self.prompts.where(keep),
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,7 +57,8 @@ class RowWork:
         Raises:
             InputError: a row holds text and there is no tokenizer.
         """
-        batch = piece.rows(self.columns.used(), self._batch_request)
+        adapt = batch_requests(self.columns, self.options.format)
+        batch = piece.rows(self.columns.used(), adapt)
         rejections: Rejections = dict(batch.bad)
         notes = self._notes(batch, rejections)
         if self.options.template is not None:
@@ -118,31 +75,24 @@ class RowWork:
                 self.options.truncate,
                 bos_id,
             )
-            notes.add("truncated", count=len(cut))
+            notes.add("truncated", count=len(set(cut.tolist()) - rejections.keys()))
         self._check_lengths(prompts.lengths, rejections)
         keep = np.ones(len(batch), bool)
         keep[list(rejections)] = False
         prompts = prompts.where(keep)
-        ids, custom_ids = self._ids(batch)
+        ids, custom_ids = self._ids(batch), batch.custom_ids()
         return WorkedRows(
             piece.path,
             len(batch),
             batch.lines,
             self._requests(np.flatnonzero(keep), prompts.lengths, params),
-            _rejected(piece.path, batch.lines, rejections, dict([*ids, *custom_ids])),
+            rejected_rows(piece.path, batch.lines, rejections, dict([*ids, *custom_ids])),
             prompts,
             batch.kinds,
             notes,
             ids,
             custom_ids,
         )
-
-    def _batch_request(self, row: Mapping[str, Any]) -> BatchRequest | None:
-        """The row as a request of a batch file, where it is one."""
-        chosen = self.options.format
-        if chosen == "openai" or (chosen == "auto" and is_request(row.keys(), self.columns)):
-            return request_of(row, self.columns)
-        return None
 
     def _notes(self, batch: RowBatch, rejections: Rejections) -> Notes:
         """What to tell of rows that are read otherwise than they stand; adds to `rejections`."""
@@ -153,20 +103,14 @@ class RowWork:
             else:
                 rejections[row] = ("bad_json", "half of a surrogate pair, which no text can hold")
         for request in batch.requests.values():
-            if request.model not in (None, self.options.model):
-                notes.add("other_model", str(request.model))
+            if request.model is not None and not is_model(request.model, self.options.model):
+                notes.add("other_model", request.model)
         return notes
 
-    def _ids(self, batch: RowBatch) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
-        """Rows with the ids of a named column, and those of batch requests."""
+    def _ids(self, batch: RowBatch) -> list[tuple[int, str]]:
+        """Rows with an id in the column that was named for ids."""
         column = () if self.columns.id is None else batch.columns.get(self.columns.id, ())
-        ids = [(row, str(value)) for row, value in enumerate(column) if value is not None]
-        custom = [
-            (row, request.custom_id)
-            for row, request in batch.requests.items()
-            if request.custom_id is not None
-        ]
-        return ids, custom
+        return [(row, str(value)) for row, value in enumerate(column) if value is not None]
 
     def _check_lengths(self, lengths: npt.NDArray[np.int64], rejections: Rejections) -> None:
         limit = self.context_len - 1
@@ -203,20 +147,3 @@ class RowWork:
             [pa.array(columns[field.name], field.type) for field in REQUEST_SCHEMA],
             schema=REQUEST_SCHEMA,
         )
-
-
-def _rejected(
-    path: str, lines: Sequence[int], rejections: Rejections, ids: Mapping[int, str]
-) -> pa.RecordBatch:
-    rows = sorted(rejections)
-    shown = os.fsencode(path).decode("utf-8", "replace")  # also of a name that is not UTF-8
-    columns = [
-        rows,
-        [shown] * len(rows),
-        [lines[row] for row in rows],
-        [rejections[row][0] for row in rows],
-        [rejections[row][1] for row in rows],
-        [ids.get(row) for row in rows],
-    ]
-    arrays = [pa.array(v, f.type) for v, f in zip(columns, REJECTED_SCHEMA, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=REJECTED_SCHEMA)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from blendrun.data.json_kinds import KindTracker
-from blendrun.data.jsonl_reader import JsonBatch
+from blendrun.data.json_rows import JsonBatch
 
 Code = Literal[
     "bad_json",
@@ -80,6 +80,11 @@ class RowBatch:
 
     def __len__(self) -> int:
         return len(self.lines)
+
+    def custom_ids(self) -> list[tuple[int, str]]:
+        """Rows that are batch requests, with their ids."""
+        pairs = ((row, request.custom_id) for row, request in self.requests.items())
+        return [(row, custom_id) for row, custom_id in pairs if custom_id is not None]
 
 
 def rows_from_arrow(batch: pa.RecordBatch, first: int, used: frozenset[str]) -> RowBatch:
