@@ -47,6 +47,9 @@ def test_strict_refuses_and_touches_nothing(blendrun: Blendrun, tmp_path: Path):
     assert blendrun("plan", "tokens.jsonl", *PLAN).code == 0
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     bad = write_rows(tmp_path / "bad.jsonl", [{"prompt_token_ids": [1]}, {"x": 1}])
+    said = blendrun("plan", "bad.jsonl", *PLAN, "--strict", "-o", "new/deep/plan.json")
+    assert said.code == 2
+    assert not (tmp_path / "new").exists()
     said = blendrun("plan", "bad.jsonl", *PLAN, "--strict")
     assert said.code == 2
     assert "bad.jsonl, line 2: empty_prompt" in said.err

@@ -216,6 +216,14 @@ def test_arrow_invents_no_fields_of_chats(outputs):
     assert prompts == [repr(chat[0]) for chat in chats]
 
 
+def test_chats_of_parquet_may_have_parts(outputs):
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    table = pa.table({"messages": [[{"role": "user", "content": parts}]]})
+    result, written = outputs(table, context_len=1000)
+    assert bytes(result.store[0].tolist()).decode() == repr({"role": "user", "content": "a\nb"})
+    assert written["messages"].equals(table["messages"])
+
+
 # --- large and empty ---
 
 

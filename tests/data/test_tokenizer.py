@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from blendrun.data import prompts
+from blendrun.data.columns import ColumnNames
 from blendrun.data.gguf_tokenizer import build_tokenizer
+from blendrun.data.rows import RowBatch
 from blendrun.data.tokenizer import PromptTokenizer, TemplateError
 from blendrun.errors import InputError
 from tiny_models import write_tokenizer
@@ -58,6 +61,29 @@ def test_a_post_processor_in_the_file_is_kept_where_no_flag_speaks(folder):
     assert ours.encode_rendered(["the dog"])[0][0] != 1
 
 
+def test_a_chat_whose_template_begins_with_bos_has_exactly_one(folder):
+    from tokenizers.processors import TemplateProcessing
+
+    path = str(folder / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(path)
+    special = [("<|endoftext|>", 0)]
+    tokenizer.post_processor = TemplateProcessing("<|endoftext|> $A", special_tokens=special)
+    tokenizer.save(path)
+    change_config(folder, chat_template="{{ bos_token }}{{ messages[0].content }}")
+    ours = PromptTokenizer.from_folder(folder)
+    assert ours.bos_id == 0
+    rendered = ours.render_chat(CHAT)
+    assert ours.encode_rendered([rendered])[0].tolist().count(0) == 1
+    as_text = prompts.prompt_tokens(
+        RowBatch([1, 2], {"prompt": [rendered, "the dog"]}, {}), ColumnNames(), ours, 300, {}
+    )
+    assert np.flatnonzero(as_text.tokens == 0).tolist() == [0, as_text.lengths[0]]
+
+
+def test_a_tokenizer_that_adds_nothing_has_no_bos(folder):
+    assert PromptTokenizer.from_folder(folder).bos_id is None
+
+
 def test_truncation_and_padding_stored_in_the_file_are_off(folder):
     path = str(folder / "tokenizer.json")
     tokenizer = Tokenizer.from_file(path)
@@ -88,6 +114,7 @@ def test_the_jinja_file_wins_and_named_templates_use_the_default(folder):
     named = [{"name": "tool_use", "template": "tool"}, {"name": "default", "template": "plain"}]
     change_config(folder, chat_template=named)
     assert PromptTokenizer.from_folder(folder).render_chat(CHAT) == "plain"
+    assert PromptTokenizer.from_folder(folder).render_chat(CHAT, [{"name": "f"}]) == "tool"
     (folder / "chat_template.jinja").write_text("from file", encoding="utf-8")
     assert PromptTokenizer.from_folder(folder).render_chat(CHAT) == "from file"
 

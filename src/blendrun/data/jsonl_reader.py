@@ -59,13 +59,14 @@ def read_lines(
 
 
 def _decompressed(name: str, raw: BinaryIO) -> BinaryIO:
+    stream: Any = raw
     if name.lower().endswith(".gz"):
-        packed: Any = gzip.GzipFile(fileobj=raw)
+        stream = gzip.GzipFile(fileobj=raw)
     elif name.lower().endswith(".zst"):
-        packed = pa.CompressedInputStream(raw, "zstd")  # reads one frame after the other
-    else:
+        stream = pa.CompressedInputStream(raw, "zstd")  # reads one frame after the other
+    elif isinstance(raw, io.BufferedReader):
         return raw
-    return cast(BinaryIO, io.BufferedReader(packed, _BUFFER_BYTES))
+    return cast(BinaryIO, io.BufferedReader(stream, _BUFFER_BYTES))
 
 
 def _batches(stream: BinaryIO, limit: int | None) -> Iterator[Lines]:

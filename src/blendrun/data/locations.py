@@ -82,8 +82,8 @@ def remote_files(url: str) -> tuple[list[RemoteFile], bool]:
         filesystem, path = _filesystem(url)
         if filesystem.isfile(path):
             return [RemoteFile(url)], True
-        found = filesystem.glob(path) if _PATTERN.search(path) else filesystem.find(path)
-        files = [name for name in found if filesystem.isfile(name)]
+        search = filesystem.glob if _PATTERN.search(path) else filesystem.find
+        files = [name for name, info in search(path, detail=True).items() if info["type"] == "file"]
         urls = sorted(filesystem.unstrip_protocol(name) for name in files)
     if not urls:
         raise InputError(f"{url}: no such file, folder or pattern", "check the address")

@@ -5,6 +5,7 @@ one. Knows Arrow types, not which column means what.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -80,12 +81,15 @@ def _with(batch: pa.RecordBatch, constants: dict[str, str | None]) -> pa.RecordB
     return batch
 
 
-def _open(path: Location) -> pq.ParquetFile:
-    try:
-        source = path if isinstance(path, Path) else path.open("rb")
-        return pq.ParquetFile(source, buffer_size=_READ_BYTES)
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"cannot read {path} as Parquet: {error}") from error
+@contextmanager
+def _open(path: Location) -> Iterator[pq.ParquetFile]:
+    with ExitStack() as stack:
+        source = path if isinstance(path, Path) else stack.enter_context(path.open("rb"))
+        try:
+            file = stack.enter_context(pq.ParquetFile(source, buffer_size=_READ_BYTES))
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"cannot read {path} as Parquet: {error}") from error
+        yield file
 
 
 def _batch_rows(metadata: pq.FileMetaData) -> int:

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,6 +63,7 @@ def new_sidecars(path: Path) -> Iterator[Path]:
     Raises:
         InputError: what lies at `path` or beside it is no plan of ours.
     """
+    made = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = sidecar_folder(path)
     _check_replaceable(path, folder)
@@ -76,6 +77,9 @@ def new_sidecars(path: Path) -> Iterator[Path]:
         new.rename(folder)
     finally:
         shutil.rmtree(new, ignore_errors=True)
+        with suppress(OSError):  # of a refused plan: those that hold nothing else
+            for parent in made:
+                parent.rmdir()
 
 
 def _check_replaceable(path: Path, folder: Path) -> None:
