@@ -5,6 +5,7 @@ import decimal
 import gzip
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -181,6 +182,24 @@ def test_types_of_parquet_are_identical_in_the_output(outputs):
     _, written = outputs(table)
     assert written.select(table.column_names).equals(table)
     assert written.schema.field("price").type == table.schema.field("price").type
+
+
+def test_bytes_that_are_no_text_set_their_row_aside(outputs):
+    offsets = pa.py_buffer(np.array([0, 1, 3, 4], np.int32))
+    prompts = pa.StringArray.from_buffers(3, offsets, pa.py_buffer(b"a\xff\xfeb"))
+    result, written = outputs(pa.table({"prompt": prompts, "n": [1, 2, 3]}))
+    assert result.requests["row"].to_pylist() == [0, 2]
+    assert written["n"].to_pylist() == [1, 2, 3]
+    error = written["error"].to_pylist()[1]
+    assert error.startswith("bad_type: column 'prompt': 'utf-8' codec can't decode")
+
+
+def test_a_time_that_python_cannot_hold_is_kept_and_no_text(outputs):
+    times = pa.array([10**9, 1], pa.timestamp("ns"))
+    table = pa.table({"prompt": ["x", "y"], "t": times})
+    _, written = outputs(table, options=InputOptions(template="{prompt} {t}"))
+    assert written["t"].combine_chunks().equals(times)
+    assert written["status"].to_pylist() == ["ok", "error"]
 
 
 # --- chats ---

@@ -89,12 +89,12 @@ class RowBatch:
 
 def rows_from_arrow(batch: pa.RecordBatch, first: int, used: frozenset[str]) -> RowBatch:
     """Rows of a Parquet batch whose first row is number `first` (from 0) of its file."""
-    columns = {
-        name: _values(batch.column(index))
-        for index, name in enumerate(batch.schema.names)
-        if name in used
-    }
-    return RowBatch(range(first + 1, first + 1 + batch.num_rows), columns, {})
+    columns: dict[str, Sequence[Any]] = {}
+    bad: Rejections = {}
+    for index, name in enumerate(batch.schema.names):
+        if name in used:
+            columns[name] = _values(batch.column(index), name, bad)
+    return RowBatch(range(first + 1, first + 1 + batch.num_rows), columns, bad)
 
 
 def rows_from_json(batch: JsonBatch, used: frozenset[str], adapt: Adapt) -> RowBatch:
@@ -122,17 +122,28 @@ def rows_from_json(batch: JsonBatch, used: frozenset[str], adapt: Adapt) -> RowB
     return RowBatch(batch.lines.numbers, columns, bad, kinds, mended, requests)
 
 
-def _values(array: pa.Array) -> Sequence[Any]:
+def _values(array: pa.Array, name: str, bad: Rejections) -> Sequence[Any]:
+    """The values of a column; rows whose value is none of Python's go to `bad`."""
     kind = array.type
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if is_list and pa.types.is_integer(kind.value_type) and not array.flatten().null_count:
+        return IdLists(
+            array.values.to_numpy(zero_copy_only=False),
+            array.offsets.to_numpy(),
+            array.is_valid().to_numpy(zero_copy_only=False),
+        )
+    try:
         return [_without_nulls(value) for value in array.to_pylist()]
-    if not pa.types.is_integer(kind.value_type) or array.flatten().null_count:
-        return [_without_nulls(value) for value in array.to_pylist()]
-    return IdLists(
-        array.values.to_numpy(zero_copy_only=False),
-        array.offsets.to_numpy(),
-        array.is_valid().to_numpy(zero_copy_only=False),
-    )
+    except _NO_VALUE:
+        return [_one_value(array, row, name, bad) for row in range(len(array))]
+
+
+def _one_value(array: pa.Array, row: int, name: str, bad: Rejections) -> Any:
+    try:
+        return _without_nulls(array[row].as_py())
+    except _NO_VALUE as error:
+        bad[row] = ("bad_type", f"column {name!r}: {error}")
+        return None
 
 
 def _without_nulls(value: Any) -> Any:
@@ -142,3 +153,7 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_nulls(item) for item in value]
     return value
+
+
+# text that is not UTF-8, times that Python cannot hold
+_NO_VALUE = (ValueError, OverflowError, pa.ArrowException)
