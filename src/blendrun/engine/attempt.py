@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from blendrun.compiled import is_first_use
-from blendrun.data.manifest import Manifest, write_manifest
+from blendrun.data.manifest import Attempt, Manifest, write_manifest
 from blendrun.data.results import ResultJournal, read_answers
 from blendrun.engine.assembly import LoadedModel, assemble, find_model
 from blendrun.engine.loop import Advance
@@ -19,7 +20,10 @@ from blendrun.engine.requests import EngineRequests
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.schedule.plan_file import read_plan, window_paths
 from blendrun.schedule.plan_record import Plan
+from blendrun.schedule.step.begin import sampled
+from blendrun.schedule.step.state import UNLEARNED
 from blendrun.tree.prefix_tree import Int32
+from blendrun.tree.strata import top_subtrees
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,12 @@ class RunAttempt:
         events: RunEvents,
         journal: ResultJournal,
         manifest: Manifest,
+        *,
+        sample_only: bool = False,
     ) -> None:
+        attempt = Attempt(datetime.now(UTC).isoformat(timespec="seconds"))
+        manifest = replace(manifest, attempts=(*manifest.attempts, attempt))
+        self._sample_only = sample_only
         self._plan, self._settings, self._events = plan, settings, events
         self._journal = journal
         self.manifest = manifest
@@ -61,6 +70,8 @@ class RunAttempt:
             stored = read_plan(path)
             requests = self._with_seen(EngineRequests.of(stored, self._settings.ignore_eos))
             pending = _pending(requests, self._finished)
+            if self._sample_only:
+                pending = _sample(requests, pending, self._plan.settings["seed"])
             if len(pending):
                 self._generate(requests, pending)
             rows = range(first, first + stored.plan.counts.rows)
@@ -144,6 +155,15 @@ class RunAttempt:
 
     def _save(self) -> None:
         write_manifest(self._journal.run_dir, self.manifest)
+
+
+def _sample(requests: EngineRequests, pending: Int32, seed: int) -> Int32:
+    """Those of the pending requests that the batcher admits first to learn lengths."""
+    stratum, _ = top_subtrees(requests.tree)
+    stratum = np.where(requests.learned, stratum, UNLEARNED).astype(np.int32)
+    wanted = sampled(requests.sequence, stratum, seed)
+    chosen: Int32 = pending[np.isin(pending, wanted)]
+    return chosen
 
 
 def _pending(requests: EngineRequests, finished: npt.NDArray[np.int64]) -> Int32:

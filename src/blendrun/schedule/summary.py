@@ -15,10 +15,11 @@ import pyarrow.compute as pc
 from blendrun import __version__
 from blendrun.config import Resolved
 from blendrun.data.ingest import Ingested
+from blendrun.schedule.estimate import predict
 from blendrun.schedule.lengths import PRIOR
 from blendrun.schedule.orders import Order
 from blendrun.schedule.plan_model import PlannedModel
-from blendrun.schedule.plan_record import FORMAT, VERSION, Plan, PlanCounts, PlanTimes
+from blendrun.schedule.plan_record import FORMAT, VERSION, Plan, PlanCounts
 from blendrun.schedule.priced_job import PricedJob
 from blendrun.schedule.settings import PlanSettings
 from blendrun.schedule.step_job import steering
@@ -38,16 +39,8 @@ def describe(
     """The plan of `job` in `order`, without its sources."""
     wanted = settings.value
     counts = _counts(job, order)
-    best = job.optimum()
-    times = PlanTimes(
-        compute_s=best.compute_s,
-        shared_compute_s=best.shared_compute_s,
-        memory_s=best.memory_s,
-        density=best.density,
-        ideal_s=best.ideal_s / wanted.dp,
-        practical_s=best.practical_s / wanted.dp,
-        predicted_s=job.predicted_s(best, counts.computed_prompt_tokens) / wanted.dp,
-    )
+    budget = steering(order.admission, wanted.budget, job.cost, True).budget
+    times = predict(job, counts, wanted.policy, budget)
     return Plan(
         format=FORMAT,
         version=VERSION,
@@ -59,7 +52,7 @@ def describe(
         hardware_reason=job.cost.hardware.reason,
         policy=wanted.policy,
         admission=order.admission,
-        budget=steering(order.admission, wanted.budget, job.cost, True).budget,
+        budget=budget,
         tp=wanted.tp,
         dp=wanted.dp,
         cost=wanted.cost,
