@@ -171,7 +171,7 @@ def test_a_prompt_leaves_room_for_one_token_of_answer(run):
 
 
 def test_columns_override_the_defaults_where_they_are_set(run):
-    defaults = SamplingParams(7, 0.5, 0.9, 40, 0.1, 11, ("END",), True)
+    defaults = SamplingParams(7, 0.5, 0.9, 40, 0.1, 11, ("END",), True, (3,))
     own = {
         "max_tokens": 3,
         "temperature": 0,
@@ -181,6 +181,7 @@ def test_columns_override_the_defaults_where_they_are_set(run):
         "seed": -5,
         "ignore_eos": False,
         "stop": ["a", "b"],
+        "stop_token_ids": [7, 8],
     }
     rows = [{"prompt": "x"}, {"prompt": "x", **own}, {"prompt": "x", **dict.fromkeys(own)}]
     result = run(rows, defaults=defaults).requests.drop(["row", "prompt_len", "expected_len"])
@@ -193,18 +194,34 @@ def test_columns_override_the_defaults_where_they_are_set(run):
         "seed": 11,
         "stop": ["END"],
         "ignore_eos": True,
+        "stop_token_ids": [3],
     }
     assert result.to_pylist() == [plain, own, plain]
 
 
 def test_one_stop_text_and_whole_floats_are_taken(run):
-    rows = [{"prompt": "x", "stop": "a", "max_tokens": 4.0, "top_k": 2.0}]
+    rows = [{"prompt": "x", "stop": "a", "max_tokens": 4.0, "top_k": 2.0, "stop_token_ids": 9}]
     (request,) = run(rows).requests.to_pylist()
     assert (request["stop"], request["max_tokens"], request["top_k"]) == (["a"], 4, 2)
+    assert request["stop_token_ids"] == [9]
+
+
+def test_rare_parameters_are_null_where_nobody_sets_them(run):
+    (request,) = run([{"prompt": "x"}]).requests.to_pylist()
+    assert (request["stop"], request["stop_token_ids"]) == (None, None)
+
+
+def test_a_default_outside_the_vocabulary_is_refused(run):
+    with pytest.raises(InputError, match="stop_token_ids"):
+        run([{"prompt": "x"}], defaults=SamplingParams(stop_token_ids=(257,)))
+
+
+def test_no_tokens_may_be_asked_for(run):
+    (request,) = run([{"prompt": "x", "max_tokens": 0, "output_len": 3}]).requests.to_pylist()
+    assert (request["max_tokens"], request["expected_len"]) == (0, 1)
 
 
 BAD_PARAMS = [
-    ("max_tokens", 0),
     ("max_tokens", -1),
     ("max_tokens", 1.5),
     ("max_tokens", "5"),
@@ -226,6 +243,10 @@ BAD_PARAMS = [
     ("stop", ["a", ""]),
     ("stop", ["a", 1]),
     ("stop", 3),
+    ("stop_token_ids", [1, -2]),
+    ("stop_token_ids", 257),
+    ("stop_token_ids", [1.5]),
+    ("stop_token_ids", "5"),
     ("ignore_eos", 1),
     ("ignore_eos", "yes"),
     ("output_len", -1),
@@ -257,6 +278,11 @@ def test_columns_go_by_the_names_given(run):
     names = ColumnNames(prompt="question", max_tokens="budget", output_len="n_out")
     (request,) = run(rows, names).requests.to_pylist()
     assert (request["max_tokens"], request["expected_len"]) == (2, 1)
+
+
+def test_a_bad_parameter_is_told_by_the_name_of_its_column(run):
+    result = run([{"prompt": "x", "budget": -2}], ColumnNames(max_tokens="budget"))
+    assert messages(result) == ["budget: max_tokens must be 0 or above, not -2"]
 
 
 @pytest.mark.parametrize("as_parquet", [False, True])

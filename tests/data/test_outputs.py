@@ -118,7 +118,7 @@ def test_json_columns_come_back_by_kind_and_bad_rows_with_their_reason(tmp_path,
     assert errors[1].startswith("bad_json: Expecting value")
     assert errors[4].startswith("empty_prompt: ")
     assert [errors[i] for i in (0, 2, 3)] == [None] * 3
-    for name in set(OUTPUT_COLUMNS) - {"status", "error"}:
+    for name in set(OUTPUT_COLUMNS) - {"status", "error", "stop_reason"}:
         assert [v is None for v in table[name].to_pylist()] == [False, True, False, False, True]
 
 

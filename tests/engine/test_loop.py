@@ -58,6 +58,8 @@ class Job:
             seed=zeros,
             ignore_eos=np.ones(n, bool),
             stop={},
+            stop_token_ids={},
+            has_stops=np.zeros(n, bool),
             prompts=flat(PROMPTS),
             tree=tree,
         )

@@ -77,6 +77,10 @@ TopK = Annotated[int | None, _plan("top_k", "Draw among the k best; 0 is off.")]
 MinP = Annotated[float | None, _plan("min_p", "Least probability, relative to the best.")]
 Seed = Annotated[int | None, _plan("seed", "Seed of draws and of random order.")]
 Stop = Annotated[list[str] | None, typer.Option(help="Stop string; may be given several times.")]
+StopTokenIds = Annotated[
+    list[int] | None,
+    typer.Option("--stop-token-id", help="Token that ends an answer; may be given several times."),
+]
 IgnoreEos = Annotated[
     bool | None, typer.Option("--ignore-eos", help="Go on to max_tokens whatever the model says.")
 ]

@@ -41,6 +41,7 @@ def plan(
     min_p: flags.MinP = None,
     seed: flags.Seed = None,
     stop: flags.Stop = None,
+    stop_token_ids: flags.StopTokenIds = None,
     ignore_eos: flags.IgnoreEos = None,
 ) -> None:
     """Read the prompts and choose the order: prefix tree, schedule, and a time estimate."""

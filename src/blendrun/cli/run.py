@@ -42,6 +42,7 @@ def run(
     min_p: flags.MinP = None,
     seed: flags.Seed = None,
     stop: flags.Stop = None,
+    stop_token_ids: flags.StopTokenIds = None,
     ignore_eos: flags.IgnoreEos = None,
     dtype: flags.Dtype = None,
     kv_memory: flags.KvMemory = None,

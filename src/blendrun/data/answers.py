@@ -16,6 +16,7 @@ ANSWER_SCHEMA = pa.schema(
         pa.field("output_text", pa.string()),
         pa.field("output_token_ids", pa.list_(pa.int32())),
         pa.field("finish_reason", pa.string()),  # "stop", "length" or null
+        pa.field("stop_reason", pa.string()),  # stop string or number of the stop token, or null
         pa.field("num_prompt_tokens", pa.int32()),
         pa.field("num_cached_tokens", pa.int32()),
         pa.field("num_output_tokens", pa.int32()),
@@ -26,6 +27,7 @@ OUTPUT_COLUMNS = (
     "output_text",
     "output_token_ids",
     "finish_reason",
+    "stop_reason",
     "num_prompt_tokens",
     "num_cached_tokens",
     "num_output_tokens",
@@ -43,6 +45,7 @@ def answers_table(
     num_prompt_tokens: Sequence[int] | npt.NDArray[np.int32],
     num_cached_tokens: Sequence[int] | npt.NDArray[np.int32],
     error: Sequence[str | None] | None = None,
+    stop_reason: Sequence[str | None] | None = None,
 ) -> pa.Table:
     """Answers from columns of equal length; `status` and `num_output_tokens` follow from them."""
     errors = [None] * len(row) if error is None else list(error)
@@ -54,6 +57,7 @@ def answers_table(
         "output_text": output_text,
         "output_token_ids": pa.array(token_ids, pa.list_(pa.int32())),
         "finish_reason": finish_reason,
+        "stop_reason": [None] * len(row) if stop_reason is None else stop_reason,
         "num_prompt_tokens": num_prompt_tokens,
         "num_cached_tokens": num_cached_tokens,
         "num_output_tokens": lengths,

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from blendrun.data.columns import ColumnNames
+from blendrun.data.param_kinds import PARAM_KINDS
 from blendrun.data.params import ParamColumns, read_params
 from blendrun.data.prompts import TextTokenizer, TokenIds, prompt_tokens
 from blendrun.data.rows import Rejections, RowBatch
@@ -21,13 +22,8 @@ REQUEST_SCHEMA = pa.schema(
         ("prompt_len", pa.int32()),  # tokens, at least 1
         ("max_tokens", pa.int32()),  # prompt_len + max_tokens fits the context
         ("expected_len", pa.int32()),  # output tokens by a column, 1..max_tokens, or null
-        ("temperature", pa.float32()),
-        ("top_p", pa.float32()),
-        ("top_k", pa.int32()),
-        ("min_p", pa.float32()),
-        ("seed", pa.int64()),
-        ("stop", pa.list_(pa.string())),
-        ("ignore_eos", pa.bool_()),
+        # rare parameters are null where not set
+        *((name, kind.arrow) for name, kind in PARAM_KINDS.items() if name != "max_tokens"),
     ]
 )
 REJECTED_SCHEMA = pa.schema(
@@ -42,7 +38,11 @@ REJECTED_SCHEMA = pa.schema(
 
 
 class BatchIngester:
-    """Takes batches in input order; collects columns, and sends tokens to the store."""
+    """Takes batches in input order; collects columns, and sends tokens to the store.
+
+    Raises:
+        InputError: `defaults` name a token that the vocabulary does not have.
+    """
 
     def __init__(
         self,
@@ -53,6 +53,7 @@ class BatchIngester:
         vocab_size: int,
         writer: TokenStoreWriter,
     ) -> None:
+        defaults.validate(vocab_size)
         self._columns = columns
         self._tokenizer = tokenizer
         self._defaults = defaults
@@ -70,7 +71,7 @@ class BatchIngester:
             InputError: a row holds text and there is no tokenizer.
         """
         rejections: Rejections = {row: ("bad_json", why) for row, why in batch.bad.items()}
-        params = read_params(batch, self._columns, self._defaults, rejections)
+        params = read_params(batch, self._columns, self._defaults, self._vocab_size, rejections)
         tokens = prompt_tokens(batch, self._columns, self._tokenizer, self._vocab_size, rejections)
         self._check_lengths(tokens, rejections)
         accepted = np.array([row for row in range(len(batch)) if row not in rejections], np.int64)
@@ -107,13 +108,18 @@ class BatchIngester:
             "prompt_len": prompt_len,
             "max_tokens": max_tokens,
             "expected_len": pa.array(
-                np.clip(expected, 1, max_tokens).astype(np.int32), mask=expected < 0
+                np.clip(expected, 1, np.maximum(max_tokens, 1)).astype(np.int32), mask=expected < 0
             ),
-            "stop": pa.array([params.stop[row] for row in accepted], pa.list_(pa.string())),
             **numbers,
+            **{field: [values[row] for row in accepted] for field, values in params.rare.items()},
         }
         return pa.RecordBatch.from_arrays(
-            [pa.array(columns[field.name], field.type) for field in REQUEST_SCHEMA],
+            [
+                pa.array(columns[field.name], field.type)
+                if field.name in columns
+                else pa.nulls(len(accepted), field.type)
+                for field in REQUEST_SCHEMA
+            ],
             schema=REQUEST_SCHEMA,
         )
 

@@ -7,9 +7,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
 
 from blendrun.data.answers import OUTPUT_COLUMNS
+from blendrun.data.param_kinds import PARAM_KINDS
 from blendrun.errors import InputError
 
-PARAM_COLUMNS = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos")
+PARAM_COLUMNS = tuple(name for name in PARAM_KINDS if name != "max_tokens")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,16 @@ class SamplingParams:
     seed: int = 0  # draws depend on (seed, row, sample, position)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
 
-    def validate(self) -> None:
-        """Raises InputError that names the first parameter out of its range."""
+    def validate(self, vocab_size: int | None = None) -> None:
+        """Raises InputError that names the first parameter out of its range.
+
+        Token ids are held against `vocab_size` where it is known.
+        """
+        vocab = 2**31 if vocab_size is None else vocab_size
         problems = (
-            (self.max_tokens >= 1, "max_tokens must be at least 1"),
+            (self.max_tokens >= 0, "max_tokens must be 0 or above"),
             (self.max_tokens < 2**31, "max_tokens must be below 2147483648"),
             (
                 math.isfinite(self.temperature) and 0 <= self.temperature < 3e38,
@@ -36,6 +41,10 @@ class SamplingParams:
             (0 <= self.min_p <= 1, "min_p must be between 0 and 1"),
             (-(2**63) <= self.seed < 2**63, "seed must fit 64 bits"),
             (all(self.stop), "a stop string must not be empty"),
+            (
+                all(0 <= token < vocab for token in self.stop_token_ids),
+                f"stop_token_ids must lie in the vocabulary (0 to {vocab - 1})",
+            ),
         )
         for good, message in problems:
             if not good:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from blendrun import __version__
@@ -12,9 +13,9 @@ from blendrun.cost.cost_model import CostModel
 from blendrun.cost.hardware import HardwareProfile
 from blendrun.cost.model_shape import ModelShape
 from blendrun.cost.step_prices import StepPrices
+from blendrun.data.detokenizer import Detokenizer
 from blendrun.data.model_files import ModelFiles, resolve_model
 from blendrun.data.results import ResultJournal
-from blendrun.data.tokenizer import PromptTokenizer
 from blendrun.engine import kv_memory
 from blendrun.engine.decoder import Decoder
 from blendrun.engine.decoder_config import DecoderConfig
@@ -90,9 +91,7 @@ def assemble(
         max_len=int((requests.prompt_len + requests.max_tokens)[pending].max()) + 1,
         share=settings.prefix_cache,
     )
-    generations = Generations(
-        requests, files.eos_token_ids, PromptTokenizer.from_folder(files.folder)
-    )
+    generations = Generations(requests, files.eos_token_ids, Detokenizer.from_folder(files.folder))
     attention = CpuAttention()
     decoder = Decoder(config, load_weights(files.folder, config, dtype))
     loop = RunLoop(
@@ -148,7 +147,7 @@ def _batcher(
     job = batcher_job(
         requests.tree,
         pending,
-        requests.max_tokens,
+        np.maximum(requests.max_tokens, 1),  # a prompt alone takes a step, too
         requests.expected_output_len,
         requests.learned,
         cost,

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from blendrun.compiled import is_first_use
+from blendrun.data.answers import answers_table
 from blendrun.data.outputs import OUTPUTS_FILE, write_outputs
 from blendrun.data.results import ResultJournal
 from blendrun.data.sources import check_sources
@@ -76,7 +77,7 @@ def execute_plan(
         if manifest.is_complete and outputs.is_file():
             return RunResult(run_dir, outputs, num_rows, _num_errors(outputs), True)
         requests = EngineRequests.of(stored, settings.ignore_eos)
-        pending = _pending(requests, journal)
+        pending = _answer_empty(requests, _pending(requests, journal), journal)
         events.begin(num_rows - len(pending), num_rows)
         attempt = Attempt(datetime.now(UTC).isoformat(timespec="seconds"))
         manifest = replace(manifest, attempts=(*manifest.attempts, attempt))
@@ -140,6 +141,25 @@ def _pending(requests: EngineRequests, journal: ResultJournal) -> Int32:
     done = np.isin(requests.row, journal.finished_rows())
     pending: Int32 = requests.sequence[~done[requests.sequence]]
     return pending
+
+
+def _answer_empty(requests: EngineRequests, pending: Int32, journal: ResultJournal) -> Int32:
+    """Answer the requests of which nothing is to be computed; the others."""
+    is_empty = requests.max_tokens[pending] == 0
+    empty = pending[is_empty]
+    n = len(empty)
+    journal.append(
+        answers_table(
+            row=requests.row[empty],
+            output_text=[""] * n,
+            output_token_ids=[[]] * n,
+            finish_reason=["length"] * n,
+            num_prompt_tokens=requests.prompt_len[empty],
+            num_cached_tokens=np.zeros(n, np.int32),
+        )
+    )
+    rest: Int32 = pending[~is_empty]
+    return rest
 
 
 def _check_executable(stored: StoredPlan) -> None:

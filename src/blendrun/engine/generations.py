@@ -1,16 +1,17 @@
 """What every running request has generated so far, and when it is over.
 
-A request ends with a token of the end-of-sequence set (which stays in its token ids), at a stop
-string (which is cut from its text) or at `max_tokens`.
+A request ends with a token of the end-of-sequence set or one of its own stop tokens (which stay in
+its token ids, not in its text), at a stop string (which is cut from its text) or at `max_tokens`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from blendrun.data.tokenizer import PromptTokenizer
+from blendrun.data.detokenizer import Detokenizer
 from blendrun.engine.requests import EngineRequests
+from blendrun.engine.stop_strings import Stopped, StopSearch
 from blendrun.tree.prefix_tree import Int32
 
 NON_FINITE = "non_finite_logits: the model's output for this row is not a number"
@@ -25,17 +26,26 @@ class Generation:
     text: str | None
     finish_reason: str | None
     error: str | None = None
+    stop_reason: str | None = None  # the stop string, or the stop token's number
+
+
+@dataclass(slots=True)
+class _Answer:
+    """One that grows."""
+
+    token_ids: list[int] = field(default_factory=list)
+    stops: StopSearch | None = None
 
 
 class Generations:
     """Generated tokens of unfinished requests; they survive preemption here."""
 
     def __init__(
-        self, requests: EngineRequests, eos_token_ids: tuple[int, ...], tokenizer: PromptTokenizer
+        self, requests: EngineRequests, eos_token_ids: tuple[int, ...], detokenizer: Detokenizer
     ) -> None:
-        self._requests, self._tokenizer = requests, tokenizer
+        self._requests, self._detokenizer = requests, detokenizer
         self._eos = np.array(eos_token_ids, np.int32)
-        self._tokens: dict[int, list[int]] = {}
+        self._answers: dict[int, _Answer] = {}
         self._count = np.zeros(len(requests), np.int32)
 
     def tokens(self, request: int, start: int, end: int) -> Int32:
@@ -43,12 +53,12 @@ class Generations:
         prompt = self._requests.prompt(request)
         if end <= len(prompt):
             return prompt[start:end]
-        generated = np.array(self._tokens.get(request, ()), np.int32)
+        generated = np.array(self._answers[request].token_ids, np.int32)
         return np.concatenate([prompt, generated])[start:end]
 
     def last_tokens(self, requests: Int32) -> Int32:
         """The newest generated token of each, for decoding."""
-        return np.array([self._tokens[r][-1] for r in requests.tolist()], np.int32)
+        return np.array([self._answers[r].token_ids[-1] for r in requests.tolist()], np.int32)
 
     def add(
         self, requests: Int32, token_ids: Int32, bad: npt.NDArray[np.bool_]
@@ -56,39 +66,51 @@ class Generations:
         """Take one new token of each request; which are over [S], and their generations."""
         columns = self._requests
         for request, token in zip(requests.tolist(), token_ids.tolist(), strict=True):
-            self._tokens.setdefault(request, []).append(token)
+            answer = self._answers.get(request)
+            if answer is None:
+                answer = self._answers[request] = self._begin(request)
+            answer.token_ids.append(token)
         self._count[requests] += 1
         is_eos = np.isin(token_ids, self._eos) & ~columns.ignore_eos[requests]
         is_full = self._count[requests] >= columns.max_tokens[requests]
         over = is_eos | is_full | bad
-        if columns.stop:
-            for i in np.flatnonzero(~over):
-                over[i] = self._stop_at(int(requests[i])) is not None
-        ended = [
-            self._end(int(requests[i]), bool(is_eos[i]), bool(bad[i])) for i in np.flatnonzero(over)
-        ]
+        stopped: dict[int, str | Stopped] = {}
+        for i in np.flatnonzero(columns.has_stops[requests] & ~is_eos & ~bad).tolist():
+            found = self._stop_at(int(requests[i]), int(token_ids[i]))
+            if found is not None:
+                over[i], stopped[i] = True, found
+        ended = []
+        for i in np.flatnonzero(over).tolist():
+            request = int(requests[i])
+            ended.append(
+                self._failed(request)
+                if bad[i]
+                else self._ended(request, bool(is_eos[i]), stopped.get(i))
+            )
         return over, ended
 
-    def _end(self, request: int, is_eos: bool, bad: bool) -> Generation:
-        stop_at = self._stop_at(request)
-        token_ids = self._tokens.pop(request)
-        if bad:
-            return Generation(request, [], None, None, NON_FINITE)
-        text = self._tokenizer.decode(token_ids)
-        if stop_at is not None:
-            return Generation(request, token_ids, text[: text.find(stop_at)], "stop")
-        return Generation(request, token_ids, text, "stop" if is_eos else "length")
-
-    def _stop_at(self, request: int) -> str | None:
-        """The stop string of a request that comes first in its text, if one does."""
+    def _begin(self, request: int) -> _Answer:
         stops = self._requests.stop.get(request)
-        if not stops:
-            return None
-        # a stop string ends in the newest token: no need to read further back than it is long
-        reach = max(len(stop.encode()) for stop in stops) + 4
-        tail = self._tokenizer.decode(self._tokens[request][-reach:])
-        if not any(stop in tail for stop in stops):
-            return None
-        text = self._tokenizer.decode(self._tokens[request])
-        found = [(text.find(stop), -len(stop), stop) for stop in stops if stop in text]
-        return min(found)[2] if found else None
+        return _Answer(stops=StopSearch(stops, self._detokenizer) if stops else None)
+
+    def _stop_at(self, request: int, token: int) -> str | Stopped | None:
+        """Why the newest token of a request ends it: its own number, or a stop string."""
+        if token in self._requests.stop_token_ids.get(request, ()):
+            return str(token)
+        answer = self._answers[request]
+        return answer.stops.add(answer.token_ids) if answer.stops is not None else None
+
+    def _failed(self, request: int) -> Generation:
+        del self._answers[request]
+        return Generation(request, [], None, None, NON_FINITE)
+
+    def _ended(self, request: int, is_eos: bool, found: str | Stopped | None) -> Generation:
+        token_ids = self._answers.pop(request).token_ids
+        if self._requests.max_tokens[request] == 0:  # only its prompt was asked for
+            return Generation(request, [], "", "length")
+        if isinstance(found, Stopped):
+            return Generation(request, token_ids, found.text, "stop", stop_reason=found.stop)
+        by_token = is_eos or found is not None
+        text = self._detokenizer.decode(token_ids[:-1] if by_token else token_ids)
+        reason = "stop" if by_token else "length"
+        return Generation(request, token_ids, text, reason, stop_reason=found)

@@ -158,6 +158,7 @@ class RunLoop:
                 num_prompt_tokens=self._requests.prompt_len[request],
                 num_cached_tokens=np.maximum(cached, 0),
                 error=[g.error for g in self._ended],
+                stop_reason=[g.stop_reason for g in self._ended],
             )
             self._journal.append(table)
             self._saved_rows += len(self._ended)

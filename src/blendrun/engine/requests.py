@@ -1,12 +1,14 @@
 """Columns of a plan's requests as the engine reads them, by request number."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from blendrun.data.param_kinds import RARE_PARAMS
 from blendrun.schedule.lengths import COLUMN
 from blendrun.schedule.plan_file import StoredPlan
 from blendrun.tree.prefix_tree import Int32, Int64, PrefixTree
@@ -28,7 +30,10 @@ class EngineRequests:
     min_p: npt.NDArray[np.float32]
     seed: Int64
     ignore_eos: npt.NDArray[np.bool_]
-    stop: dict[int, tuple[str, ...]]  # only requests that have any
+    # rare parameters: only of requests that have any
+    stop: dict[int, tuple[str, ...]]
+    stop_token_ids: dict[int, tuple[int, ...]]
+    has_stops: npt.NDArray[np.bool_]
     prompts: tuple[Int32, Int64]  # tokens, offsets
     tree: PrefixTree
 
@@ -36,8 +41,12 @@ class EngineRequests:
     def of(cls, stored: StoredPlan, ignore_eos: bool) -> "EngineRequests":
         sequence = stored.requests["request"].to_numpy()
         table = stored.requests.take(np.argsort(sequence))
-        column = {name: table[name].to_numpy() for name in table.column_names if name != "stop"}
-        has_stop = np.flatnonzero(pc.list_value_length(table["stop"]).to_numpy())
+        column = {
+            name: table[name].to_numpy() for name in table.column_names if name not in RARE_PARAMS
+        }
+        rare = {name: _where_set(table[name]) for name in RARE_PARAMS}
+        has_stops = np.zeros(len(sequence), np.bool_)
+        has_stops[[*rare["stop"], *rare["stop_token_ids"]]] = True
         return cls(
             sequence=sequence,
             row=column["row"],
@@ -51,7 +60,8 @@ class EngineRequests:
             min_p=column["min_p"],
             seed=column["seed"],
             ignore_eos=column["ignore_eos"] | ignore_eos,
-            stop={int(i): tuple(table["stop"][int(i)].as_py()) for i in has_stop},
+            has_stops=has_stops,
+            **rare,
             prompts=(stored.store.tokens, stored.store.offsets),
             tree=stored.tree,
         )
@@ -63,6 +73,18 @@ class EngineRequests:
         """Token ids of one prompt, as a view."""
         tokens, offsets = self.prompts
         return tokens[offsets[request] : offsets[request + 1]]
+
+
+def _where_set(column: pa.ChunkedArray) -> dict[int, Any]:
+    """The values of a rare parameter by request; equal ones are one object."""
+    rows = np.flatnonzero(column.is_valid().to_numpy())
+    values = map(tuple, column.drop_null().to_pylist())
+    known: dict[Any, Any] = {}
+    return {
+        row: known.setdefault(value, value)
+        for row, value in zip(rows.tolist(), values, strict=True)
+        if value
+    }
 
 
 def _is_known(table: pa.Table, ignore_eos: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

@@ -16,7 +16,7 @@ def expected_lengths(
 
     A length that the input states is taken (at most `max_tokens`). Else `max_tokens` itself where
     end-of-sequence is ignored or it is no more than the prior; a larger one is a safety limit
-    more than a forecast, and the prior stands in for it.
+    more than a forecast, and the prior stands in for it. At least 1.
     """
     max_tokens = requests["max_tokens"].to_numpy()
     stated = requests["expected_len"].fill_null(0).to_numpy()
@@ -24,4 +24,4 @@ def expected_lengths(
     origin = np.where(stated > 0, COLUMN, np.where(exact, MAX_TOKENS, PRIOR))
     guess = np.where(exact, max_tokens, prior_output_len)
     lengths = np.where(stated > 0, np.minimum(stated, max_tokens), guess)
-    return lengths.astype(np.int32), origin
+    return np.maximum(lengths, 1).astype(np.int32), origin

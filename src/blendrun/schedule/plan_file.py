@@ -27,7 +27,7 @@ from blendrun.tree.prefix_tree import PrefixTree
 from blendrun.tree.store import PLAN_AGAIN, read_tree
 
 FORMAT = "blendrun-plan"
-VERSION = 2
+VERSION = 3
 REQUESTS_FILE = "requests.parquet"
 TREE_FILE = "tree.parquet"
 REJECTED_FILE = "rejected.parquet"

@@ -39,6 +39,7 @@ class PlanSettings:
     seed: int = 0
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name, least in (("tp", 1), ("dp", 1), ("prior_output_len", 1), ("limit", 1)):

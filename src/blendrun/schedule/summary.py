@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from blendrun import __version__
 from blendrun.config import Resolved
 from blendrun.data.ingest import Ingested
+from blendrun.data.param_kinds import RARE_PARAMS
 from blendrun.schedule import plan_file
 from blendrun.schedule.lengths import PRIOR
 from blendrun.schedule.orders import Order
@@ -127,9 +127,9 @@ def _job_id(rows: Ingested, model: PlannedModel) -> str:
     for name in identity.column_names:
         column = identity[name]
         digest.update(name.encode())
-        if pa.types.is_list(column.type):
-            lengths = pc.list_value_length(column).to_numpy()
-            digest.update(lengths.tobytes() + repr(pc.list_flatten(column).to_pylist()).encode())
+        if name in RARE_PARAMS:
+            set_at = np.flatnonzero(column.is_valid().to_numpy())
+            digest.update(set_at.tobytes() + repr(column.drop_null().to_pylist()).encode())
         else:
             digest.update(column.to_numpy().tobytes())
     return digest.hexdigest()[:16]
