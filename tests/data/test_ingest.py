@@ -171,7 +171,9 @@ def test_a_prompt_leaves_room_for_one_token_of_answer(run):
 
 
 def test_columns_override_the_defaults_where_they_are_set(run):
-    defaults = SamplingParams(7, 0.5, 0.9, 40, 0.1, 11, ("END",), True, (3,))
+    defaults = SamplingParams(
+        7, 0.5, 0.9, 40, 0.1, 11, ("END",), True, (3,), 1.5, 0.5, -0.5, ((4, 1.0),)
+    )
     own = {
         "max_tokens": 3,
         "temperature": 0,
@@ -182,8 +184,13 @@ def test_columns_override_the_defaults_where_they_are_set(run):
         "ignore_eos": False,
         "stop": ["a", "b"],
         "stop_token_ids": [7, 8],
+        "repetition_penalty": 1.25,
+        "presence_penalty": 1,
+        "frequency_penalty": -2,
+        "logit_bias": [(5, -100.0), (256, 2.5)],
     }
-    rows = [{"prompt": "x"}, {"prompt": "x", **own}, {"prompt": "x", **dict.fromkeys(own)}]
+    given = {**own, "logit_bias": {"5": -1e9, "256": 2.5}}  # cut to -100
+    rows = [{"prompt": "x"}, {"prompt": "x", **given}, {"prompt": "x", **dict.fromkeys(own)}]
     result = run(rows, defaults=defaults).requests.drop(["row", "prompt_len", "expected_len"])
     plain = {
         "max_tokens": 7,
@@ -195,6 +202,10 @@ def test_columns_override_the_defaults_where_they_are_set(run):
         "stop": ["END"],
         "ignore_eos": True,
         "stop_token_ids": [3],
+        "repetition_penalty": 1.5,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "logit_bias": [(4, 1.0)],
     }
     assert result.to_pylist() == [plain, own, plain]
 
@@ -204,6 +215,21 @@ def test_one_stop_text_and_whole_floats_are_taken(run):
     (request,) = run(rows).requests.to_pylist()
     assert (request["stop"], request["max_tokens"], request["top_k"]) == (["a"], 4, 2)
     assert request["stop_token_ids"] == [9]
+
+
+@pytest.mark.parametrize(
+    "bias",
+    [
+        pa.array([{"5": 1.0, "7": -2.0}, {"5": 3.0}]),  # a struct, with nulls
+        pa.array([[(5, 1.0), (7, -2.0)], [(5, 3.0)]], pa.map_(pa.int64(), pa.float64())),
+        pa.array([[("5", 1), ("7", -2)], [("5", 3)]], pa.map_(pa.string(), pa.int8())),
+        pa.array(['{"5": 1, "7": -2}', '{"5": 3}']),
+    ],
+    ids=["struct", "map", "text map", "JSON"],
+)
+def test_a_bias_may_be_of_several_arrow_kinds(run, bias):
+    result = run(pa.table({"prompt": ["a", "b"], "logit_bias": bias}))
+    assert result.requests["logit_bias"].to_pylist() == [[(5, 1.0), (7, -2.0)], [(5, 3.0)]]
 
 
 def test_rare_parameters_are_null_where_nobody_sets_them(run):
@@ -247,6 +273,18 @@ BAD_PARAMS = [
     ("stop_token_ids", 257),
     ("stop_token_ids", [1.5]),
     ("stop_token_ids", "5"),
+    ("repetition_penalty", 0),
+    ("repetition_penalty", "1"),
+    ("presence_penalty", 3),
+    ("frequency_penalty", -2.5),
+    ("logit_bias", {"257": 1}),
+    ("logit_bias", {"-1": 1}),
+    ("logit_bias", {"a": 1}),
+    ("logit_bias", {"1": "much"}),
+    ("logit_bias", {"1": None}),
+    ("logit_bias", [5]),
+    ("logit_bias", "no JSON"),
+    ("logit_bias", 5),
     ("ignore_eos", 1),
     ("ignore_eos", "yes"),
     ("output_len", -1),

@@ -32,6 +32,13 @@ def test_defaults_and_limits_are_valid():
         ("stop", ("a", "")),
         ("stop_token_ids", (5, -1)),
         ("stop_token_ids", (2**31,)),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", float("nan")),
+        ("repetition_penalty", float("inf")),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("frequency_penalty", float("nan")),
+        ("logit_bias", ((-1, 3.0),)),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(field, value):

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from blendrun.data.results import read_steps
 from tiny_jobs import execute, plan_job
 
 TEXT = "question: what is the sum of 12 and 30? answer: the "
@@ -90,3 +91,47 @@ def test_a_job_that_wants_no_tokens_at_all_runs_nothing(checkpoint: Path, tmp_pa
     made = answer(tmp_path, [{"prompt": p} for p in PROMPTS], checkpoint, max_tokens=0)
     assert [row["status"] for row in made] == ["ok"] * 4
     assert not list((tmp_path / "run" / "steps").iterdir())
+
+
+# answers are longer than planned, and pages run short
+PREEMPTED = {"page_size": 4, "kv_memory": 35 * 4 * 512}
+SHORT = {"policy": "arrival", "prior_output_len": 2}
+
+
+@pytest.mark.parametrize("how", [{}, PREEMPTED], ids=["default", "preempted"])
+def test_penalties_and_bias_are_those_of_transformers(
+    how: dict[str, Any], checkpoint: Path, model: Any, tokenizer: Any, tmp_path: Path
+):
+    (favoured,) = tokenizer("fox")["input_ids"][:1]
+    rows = [
+        {"prompt": PROMPTS[0], "repetition_penalty": 1.4},
+        {"prompt": PROMPTS[1], "logit_bias": {str(favoured): 2.5, "17": -100}},
+        {"prompt": PROMPTS[2]},
+        {"prompt": PROMPTS[3], "repetition_penalty": 0.8, "logit_bias": {"40": 1}},
+    ]
+    rows = rows * 6 if how else rows
+    path, _ = plan_job(tmp_path, rows, checkpoint, max_tokens=30, **SHORT)
+    execute(path, tmp_path / "run", **how)
+    made = pq.read_table(tmp_path / "run" / "outputs.parquet").to_pylist()
+    for row, ours in zip(rows, made, strict=True):
+        bias = {(int(token),): float(b) for token, b in row.get("logit_bias", {}).items()}
+        reference = theirs(
+            model,
+            tokenizer,
+            row["prompt"],
+            max_new_tokens=30,
+            repetition_penalty=row.get("repetition_penalty", 1.0),
+            sequence_bias=bias or None,
+        )
+        assert ours["output_token_ids"] == reference
+    preempted = sum(read_steps(tmp_path / "run")["preemptions"].to_pylist())
+    assert (preempted > 0) == bool(how)
+
+
+def test_a_frequency_penalty_makes_an_answer_repeat_itself_less(checkpoint: Path, tmp_path: Path):
+    row = {"prompt": PROMPTS[2], "max_tokens": 60}
+    many = [{**row, "frequency_penalty": p} for p in (0, 2)] + [{**row, "presence_penalty": 2}]
+    plain, often, once = (
+        len(set(made["output_token_ids"])) for made in answer(tmp_path, many, checkpoint)
+    )
+    assert plain < min(often, once)

@@ -1,6 +1,7 @@
 """Flags that several commands share. A flag that is not given is None: the defaults stand in the
 dataclasses of settings."""
 
+import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -81,6 +82,20 @@ StopTokenIds = Annotated[
     list[int] | None,
     typer.Option("--stop-token-id", help="Token that ends an answer; may be given several times."),
 ]
+RepetitionPenalty = Annotated[
+    float | None,
+    _plan("repetition_penalty", "Divides logits of tokens that prompt or answer has; 1 is off."),
+]
+PresencePenalty = Annotated[
+    float | None, _plan("presence_penalty", "Taken off logits of tokens that the answer has.")
+]
+FrequencyPenalty = Annotated[
+    float | None,
+    _plan("frequency_penalty", "Taken off logits, for each time that the answer has the token."),
+]
+LogitBias = Annotated[
+    str | None, typer.Option(help='Added to logits, by token id: {"42": -100}, as JSON.')
+]
 IgnoreEos = Annotated[
     bool | None, typer.Option("--ignore-eos", help="Go on to max_tokens whatever the model says.")
 ]
@@ -107,12 +122,24 @@ def plan_settings(config: Path | None, flags: dict[str, Any]) -> Resolved[PlanSe
         InputError: no model is named, or a setting is not usable.
     """
     table = read_toml(config) if config else {}
+    if flags.get("logit_bias") is not None:
+        flags = {**flags, "logit_bias": _json_object("--logit-bias", flags["logit_bias"])}
     if flags.get("model") is None and "model" not in table:
         raise InputError(
             "which model? --model is missing",
             "--model takes a Hugging Face id, a checkpoint folder, a .gguf file or a shape (.toml)",
         )
     return resolve(PlanSettings, flags, table, str(config) if config else "flags")
+
+
+def _json_object(flag: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{flag} must be JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{flag} must be a JSON object, not {text}")
+    return value
 
 
 def execute_settings(flags: dict[str, Any]) -> ExecuteSettings:

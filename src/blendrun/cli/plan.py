@@ -42,6 +42,10 @@ def plan(
     seed: flags.Seed = None,
     stop: flags.Stop = None,
     stop_token_ids: flags.StopTokenIds = None,
+    repetition_penalty: flags.RepetitionPenalty = None,
+    presence_penalty: flags.PresencePenalty = None,
+    frequency_penalty: flags.FrequencyPenalty = None,
+    logit_bias: flags.LogitBias = None,
     ignore_eos: flags.IgnoreEos = None,
 ) -> None:
     """Read the prompts and choose the order: prefix tree, schedule, and a time estimate."""

@@ -22,6 +22,10 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    repetition_penalty: float = 1.0  # 1 = off; over prompt and output
+    presence_penalty: float = 0.0  # over the output, once per token
+    frequency_penalty: float = 0.0  # over the output, each time
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token id, what is added to its logit
 
     def validate(self, vocab_size: int | None = None) -> None:
         """Raises InputError that names the first parameter out of its range.
@@ -44,6 +48,16 @@ class SamplingParams:
             (
                 all(0 <= token < vocab for token in self.stop_token_ids),
                 f"stop_token_ids must lie in the vocabulary (0 to {vocab - 1})",
+            ),
+            (
+                1e-6 <= self.repetition_penalty <= 1e6,
+                "repetition_penalty must be above 0 (1 is off)",
+            ),
+            (-2 <= self.presence_penalty <= 2, "presence_penalty must be between -2 and 2"),
+            (-2 <= self.frequency_penalty <= 2, "frequency_penalty must be between -2 and 2"),
+            (
+                all(0 <= token < vocab for token, _ in self.logit_bias),
+                f"logit_bias must name tokens of the vocabulary (0 to {vocab - 1})",
             ),
         )
         for good, message in problems:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from blendrun.data.detokenizer import Detokenizer
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.stop_strings import Stopped, StopSearch
+from blendrun.engine.token_counts import TokenCounts
 from blendrun.tree.prefix_tree import Int32
 
 NON_FINITE = "non_finite_logits: the model's output for this row is not a number"
@@ -35,6 +36,7 @@ class _Answer:
 
     token_ids: list[int] = field(default_factory=list)
     stops: StopSearch | None = None
+    counts: TokenCounts | None = None
 
 
 class Generations:
@@ -59,6 +61,17 @@ class Generations:
     def last_tokens(self, requests: Int32) -> Int32:
         """The newest generated token of each, for decoding."""
         return np.array([self._answers[r].token_ids[-1] for r in requests.tolist()], np.int32)
+
+    def token_counts(self, request: int) -> TokenCounts:
+        """The tokens of its answer so far; with a repetition penalty also those of its prompt."""
+        answer = self._answers.get(request)
+        if answer is None:
+            answer = self._answers[request] = self._begin(request)
+        if answer.counts is None:
+            repetition = self._requests.repetition_penalty[request] != 1
+            answer.counts = TokenCounts(self._requests.prompt(request) if repetition else ())
+        answer.counts.catch_up(answer.token_ids)
+        return answer.counts
 
     def add(
         self, requests: Int32, token_ids: Int32, bad: npt.NDArray[np.bool_]

@@ -13,6 +13,9 @@ from blendrun.schedule.lengths import COLUMN
 from blendrun.schedule.plan_file import StoredPlan
 from blendrun.tree.prefix_tree import Int32, Int64, PrefixTree
 
+# penalties, and the value at which each changes nothing
+PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+
 
 @dataclass(frozen=True, slots=True)
 class EngineRequests:
@@ -30,10 +33,15 @@ class EngineRequests:
     min_p: npt.NDArray[np.float32]
     seed: Int64
     ignore_eos: npt.NDArray[np.bool_]
+    repetition_penalty: npt.NDArray[np.float32]
+    presence_penalty: npt.NDArray[np.float32]
+    frequency_penalty: npt.NDArray[np.float32]
     # rare parameters: only of requests that have any
     stop: dict[int, tuple[str, ...]]
     stop_token_ids: dict[int, tuple[int, ...]]
-    has_stops: npt.NDArray[np.bool_]
+    logit_bias: dict[int, tuple[tuple[int, float], ...]]
+    has_stops: npt.NDArray[np.bool_]  # stop strings or tokens
+    has_edits: npt.NDArray[np.bool_]  # penalties or a bias
     prompts: tuple[Int32, Int64]  # tokens, offsets
     tree: PrefixTree
 
@@ -45,8 +53,11 @@ class EngineRequests:
             name: table[name].to_numpy() for name in table.column_names if name not in RARE_PARAMS
         }
         rare = {name: _where_set(table[name]) for name in RARE_PARAMS}
-        has_stops = np.zeros(len(sequence), np.bool_)
+        has_stops, has_edits = np.zeros((2, len(sequence)), np.bool_)
         has_stops[[*rare["stop"], *rare["stop_token_ids"]]] = True
+        has_edits[[*rare["logit_bias"]]] = True
+        for name, off in PENALTIES.items():
+            has_edits |= column[name] != off
         return cls(
             sequence=sequence,
             row=column["row"],
@@ -60,8 +71,14 @@ class EngineRequests:
             min_p=column["min_p"],
             seed=column["seed"],
             ignore_eos=column["ignore_eos"] | ignore_eos,
+            repetition_penalty=column["repetition_penalty"],
+            presence_penalty=column["presence_penalty"],
+            frequency_penalty=column["frequency_penalty"],
+            stop=rare["stop"],
+            stop_token_ids=rare["stop_token_ids"],
+            logit_bias=rare["logit_bias"],
             has_stops=has_stops,
-            **rare,
+            has_edits=has_edits,
             prompts=(stored.store.tokens, stored.store.offsets),
             tree=stored.tree,
         )

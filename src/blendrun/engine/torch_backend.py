@@ -10,6 +10,7 @@ from torch import Tensor
 
 from blendrun.engine.decoder import Decoder
 from blendrun.engine.generations import Generations
+from blendrun.engine.logit_edits import LogitEdits
 from blendrun.engine.prefix_cache import PrefixCache
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.sampler import SamplingColumns, sample
@@ -43,6 +44,7 @@ class TorchBackend:
         config = decoder.config
         self._decoder, self._attention = decoder, attention
         self._requests, self._generations, self._cache = requests, generations, cache
+        self._edits = LogitEdits(requests, generations)
         self._k_cache, self._v_cache = attention.alloc_kv_cache(
             config.num_layers,
             cache.num_pages,
@@ -75,6 +77,7 @@ class TorchBackend:
             )
         logits = self._decoder.logits(hidden)
         middle = time.perf_counter()
+        self._edits.apply(logits, batch.request[batch.needs_logits])
         drawn = sample(logits, self._sampling(batch))
         end = time.perf_counter()
         model_s = middle - begin - self._attention_s

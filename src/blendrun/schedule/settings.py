@@ -1,9 +1,11 @@
 """What a person can set when planning. Defaults stand here and nowhere else."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from blendrun.data.columns import ColumnNames
+from blendrun.data.param_kinds import to_bias
 from blendrun.data.sampling import SamplingParams
 from blendrun.errors import InputError
 
@@ -40,6 +42,10 @@ class PlanSettings:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[str, float] = field(default_factory=dict)  # by token id
 
     def __post_init__(self) -> None:
         for name, least in (("tp", 1), ("dp", 1), ("prior_output_len", 1), ("limit", 1)):
@@ -52,7 +58,11 @@ class PlanSettings:
 
     @property
     def sampling(self) -> SamplingParams:
-        return SamplingParams(**{f.name: getattr(self, f.name) for f in fields(SamplingParams)})
+        given = {f.name: getattr(self, f.name) for f in fields(SamplingParams)}
+        given["logit_bias"] = to_bias(self.logit_bias)
+        if given["logit_bias"] is None:
+            raise InputError(f"logit_bias must give token ids numbers, not {self.logit_bias!r}")
+        return SamplingParams(**given)
 
     @property
     def columns(self) -> ColumnNames:
