@@ -10,6 +10,7 @@ import pytest
 from blendrun.data import jsonl_reader
 from blendrun.data.columns import ColumnNames
 from blendrun.data.ingest import ingest
+from blendrun.data.param_kinds import RARE_PARAMS
 from blendrun.data.sampling import SamplingParams
 from blendrun.errors import InputError
 
@@ -188,6 +189,8 @@ def test_columns_override_the_defaults_where_they_are_set(run):
         "presence_penalty": 1,
         "frequency_penalty": -2,
         "logit_bias": [(5, -100.0), (256, 2.5)],
+        "logprobs": 20,
+        "prompt_logprobs": 0,
     }
     given = {**own, "logit_bias": {"5": -1e9, "256": 2.5}}  # cut to -100
     rows = [{"prompt": "x"}, {"prompt": "x", **given}, {"prompt": "x", **dict.fromkeys(own)}]
@@ -206,6 +209,8 @@ def test_columns_override_the_defaults_where_they_are_set(run):
         "presence_penalty": 0.5,
         "frequency_penalty": -0.5,
         "logit_bias": [(4, 1.0)],
+        "logprobs": 0,
+        "prompt_logprobs": 7,
     }
     assert result.to_pylist() == [plain, own, plain]
 
@@ -234,7 +239,7 @@ def test_a_bias_may_be_of_several_arrow_kinds(run, bias):
 
 def test_rare_parameters_are_null_where_nobody_sets_them(run):
     (request,) = run([{"prompt": "x"}]).requests.to_pylist()
-    assert (request["stop"], request["stop_token_ids"]) == (None, None)
+    assert {request[name] for name in RARE_PARAMS} == {None}
 
 
 def test_a_default_outside_the_vocabulary_is_refused(run):
@@ -277,6 +282,10 @@ BAD_PARAMS = [
     ("repetition_penalty", "1"),
     ("presence_penalty", 3),
     ("frequency_penalty", -2.5),
+    ("logprobs", 21),
+    ("logprobs", True),
+    ("prompt_logprobs", -1),
+    ("prompt_logprobs", 0.5),
     ("logit_bias", {"257": 1}),
     ("logit_bias", {"-1": 1}),
     ("logit_bias", {"a": 1}),

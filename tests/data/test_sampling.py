@@ -39,6 +39,10 @@ def test_defaults_and_limits_are_valid():
         ("frequency_penalty", -2.1),
         ("frequency_penalty", float("nan")),
         ("logit_bias", ((-1, 3.0),)),
+        ("logprobs", -1),
+        ("logprobs", 21),
+        ("prompt_logprobs", -1),
+        ("prompt_logprobs", 21),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(field, value):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from blendrun.data.results import ResultJournal, read_answers, read_steps
-from blendrun.engine import torch_backend
+from blendrun.engine import drawing, torch_backend
 from blendrun.engine.run_dir import read_manifest
 from blendrun.errors import BackendError, CapacityError, InputError, PlanError
 from blendrun.schedule.orders import POLICIES
@@ -367,13 +367,13 @@ def test_logits_that_are_no_numbers_make_one_error_row(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    real = torch_backend.sample
+    real = drawing.sample
 
     def spoiled(logits, columns):
         logits[torch.from_numpy((columns.row == 1) & (columns.position > 8))] = torch.nan
         return real(logits, columns)
 
-    monkeypatch.setattr(torch_backend, "sample", spoiled)
+    monkeypatch.setattr(drawing, "sample", spoiled)
     plan, _ = plan_files(tmp_path / "plan.json", [rows], checkpoint, temperature=temperature)
     assert execute(plan, tmp_path / "run").num_errors == 1
     made = outputs(tmp_path / "run")

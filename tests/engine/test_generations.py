@@ -22,6 +22,7 @@ def make(max_tokens=1000, stop=(), ignore_eos=False, num_requests=1, eos=(EOS,),
         ignore_eos=np.full(num_requests, ignore_eos),
         stop=dict.fromkeys(every, tuple(stop)) if stop else {},
         stop_token_ids=dict.fromkeys(every, tuple(stop_token_ids)) if stop_token_ids else {},
+        logprobs=np.full(num_requests, -1, np.int8),
         has_stops=np.full(num_requests, bool(stop or stop_token_ids)),
         prompt=lambda request: np.array(PROMPT, np.int32) + request,
     )

@@ -10,6 +10,7 @@ from blendrun.data.results import ResultJournal, read_answers, read_steps
 from blendrun.engine.generations import Generations
 from blendrun.engine.loop import Advance, RunLoop
 from blendrun.engine.prefix_cache import PrefixCache
+from blendrun.engine.prompt_scores import PromptScores
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.torch_backend import StepResult
 from blendrun.errors import BackendError
@@ -62,6 +63,8 @@ class Job:
             frequency_penalty=zeros,
             logit_bias={},
             has_edits=np.zeros(n, bool),
+            logprobs=np.full(n, -1, np.int8),
+            prompt_logprobs=np.full(n, -1, np.int8),
             stop={},
             stop_token_ids={},
             has_stops=np.zeros(n, bool),
@@ -82,6 +85,7 @@ class Job:
             self.cache,
             self.backend,
             Generations(requests, (), SimpleNamespace(decode=lambda ids: " ".join(map(str, ids)))),
+            PromptScores(requests, np.arange(n, dtype=np.int32)),
             self.journal,
             cost_model(),
             attempt=3,

@@ -96,6 +96,11 @@ FrequencyPenalty = Annotated[
 LogitBias = Annotated[
     str | None, typer.Option(help='Added to logits, by token id: {"42": -100}, as JSON.')
 ]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(help="Log-probabilities of the answer's tokens and of so many alternatives."),
+]
+PromptLogprobs = Annotated[int | None, typer.Option(help="Likewise of the prompt's tokens.")]
 IgnoreEos = Annotated[
     bool | None, typer.Option("--ignore-eos", help="Go on to max_tokens whatever the model says.")
 ]

@@ -46,6 +46,8 @@ def plan(
     presence_penalty: flags.PresencePenalty = None,
     frequency_penalty: flags.FrequencyPenalty = None,
     logit_bias: flags.LogitBias = None,
+    logprobs: flags.Logprobs = None,
+    prompt_logprobs: flags.PromptLogprobs = None,
     ignore_eos: flags.IgnoreEos = None,
 ) -> None:
     """Read the prompts and choose the order: prefix tree, schedule, and a time estimate."""

@@ -47,6 +47,8 @@ def run(
     presence_penalty: flags.PresencePenalty = None,
     frequency_penalty: flags.FrequencyPenalty = None,
     logit_bias: flags.LogitBias = None,
+    logprobs: flags.Logprobs = None,
+    prompt_logprobs: flags.PromptLogprobs = None,
     ignore_eos: flags.IgnoreEos = None,
     dtype: flags.Dtype = None,
     kv_memory: flags.KvMemory = None,

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from blendrun.data.token_logprobs import CHOSEN_TYPE, TOP_TYPE, TokenLogprobs, logprob_columns
+
 ANSWER_SCHEMA = pa.schema(
     [
         pa.field("row", pa.int64(), nullable=False),  # input row over all sources, from 0
@@ -20,10 +22,21 @@ ANSWER_SCHEMA = pa.schema(
         pa.field("num_prompt_tokens", pa.int32()),
         pa.field("num_cached_tokens", pa.int32()),
         pa.field("num_output_tokens", pa.int32()),
+        pa.field("output_logprobs", CHOSEN_TYPE),  # null where not asked for, as the next three
+        pa.field("output_top_logprobs", TOP_TYPE),
+        pa.field("prompt_token_logprobs", CHOSEN_TYPE),
+        pa.field("prompt_top_logprobs", TOP_TYPE),
         pa.field("error", pa.string()),  # "code: message", null where status is "ok"
     ]
 )
-OUTPUT_COLUMNS = (
+# only in the outputs of a job in which some row asks for them
+RARE_OUTPUT_COLUMNS = (
+    "output_logprobs",
+    "output_top_logprobs",
+    "prompt_token_logprobs",
+    "prompt_top_logprobs",
+)
+PLAIN_OUTPUT_COLUMNS = (
     "output_text",
     "output_token_ids",
     "finish_reason",
@@ -34,6 +47,7 @@ OUTPUT_COLUMNS = (
     "status",
     "error",
 )
+OUTPUT_COLUMNS = (*PLAIN_OUTPUT_COLUMNS, *RARE_OUTPUT_COLUMNS)
 
 
 def answers_table(
@@ -46,21 +60,30 @@ def answers_table(
     num_cached_tokens: Sequence[int] | npt.NDArray[np.int32],
     error: Sequence[str | None] | None = None,
     stop_reason: Sequence[str | None] | None = None,
+    output_logprobs: Sequence[TokenLogprobs | None] | None = None,
+    prompt_logprobs: Sequence[TokenLogprobs | None] | None = None,
 ) -> pa.Table:
     """Answers from columns of equal length; `status` and `num_output_tokens` follow from them."""
     errors = [None] * len(row) if error is None else list(error)
     token_ids = [np.asarray(ids, dtype=np.int32) for ids in output_token_ids]
     lengths = np.array([len(ids) for ids in token_ids], dtype=np.int32)
+    nothing = [None] * len(row)
+    of_output = logprob_columns(nothing if output_logprobs is None else output_logprobs)
+    of_prompt = logprob_columns(nothing if prompt_logprobs is None else prompt_logprobs)
     columns = {
         "row": row,
         "status": ["ok" if reason is None else "error" for reason in errors],
         "output_text": output_text,
         "output_token_ids": pa.array(token_ids, pa.list_(pa.int32())),
         "finish_reason": finish_reason,
-        "stop_reason": [None] * len(row) if stop_reason is None else stop_reason,
+        "stop_reason": nothing if stop_reason is None else stop_reason,
         "num_prompt_tokens": num_prompt_tokens,
         "num_cached_tokens": num_cached_tokens,
         "num_output_tokens": lengths,
+        "output_logprobs": of_output[0],
+        "output_top_logprobs": of_output[1],
+        "prompt_token_logprobs": of_prompt[0],
+        "prompt_top_logprobs": of_prompt[1],
         "error": errors,
     }
     return pa.table(columns, schema=ANSWER_SCHEMA)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from blendrun.data.answers import OUTPUT_COLUMNS, rejected_answers
+from blendrun.data.answers import PLAIN_OUTPUT_COLUMNS, RARE_OUTPUT_COLUMNS, rejected_answers
 from blendrun.data.disk import atomic_file
 from blendrun.data.jsonl_reader import json_columns, read_jsonl
 from blendrun.data.output_schema import output_schema, source_schema
@@ -33,14 +33,16 @@ def write_outputs(
         CapacityError: the disk is full.
     """
     check_sources(sources)
-    schema = output_schema(sources)
     answers = _answers(run_dir, num_rows, rejected)
+    used = [name for name in RARE_OUTPUT_COLUMNS if answers[name].null_count < answers.num_rows]
+    names = [*PLAIN_OUTPUT_COLUMNS, *used]
+    schema = output_schema(sources, names)
     path = run_dir / OUTPUTS_FILE
     with (
         atomic_file(path) as file,
         pq.ParquetWriter(file, schema, compression="zstd") as writer,
     ):
-        for group in _groups(_joined(sources, answers, schema)):
+        for group in _groups(_joined(sources, answers.select(names), schema)):
             writer.write_table(group)
     return path
 
@@ -70,11 +72,11 @@ def _joined(
     fields = list(schema)
     wrong = PlanError(f"the inputs do not have the {answers.num_rows} rows of the plan")
     first = 0
-    for columns, num_rows in _originals(sources, fields[: -len(OUTPUT_COLUMNS)]):
+    for columns, num_rows in _originals(sources, fields[: -answers.num_columns]):
         if first + num_rows > answers.num_rows:
             raise wrong
         part = answers.slice(first, num_rows)
-        answer_columns = [part[name].combine_chunks() for name in OUTPUT_COLUMNS]
+        answer_columns = [column.combine_chunks() for column in part.columns]
         arrays = [
             _as_type(array, field.type)
             for array, field in zip([*columns, *answer_columns], fields, strict=True)

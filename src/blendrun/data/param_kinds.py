@@ -97,6 +97,8 @@ PARAM_KINDS: dict[str, ParamKind] = {
     "repetition_penalty": ParamKind(to_float, "a number", pa.float32()),
     "presence_penalty": ParamKind(to_float, "a number", pa.float32()),
     "frequency_penalty": ParamKind(to_float, "a number", pa.float32()),
+    "logprobs": ParamKind(to_int, "an integer", pa.int8(), True),
+    "prompt_logprobs": ParamKind(to_int, "an integer", pa.int8(), True),
     "stop_token_ids": ParamKind(
         to_token_ids, "a token id or a list of them", pa.list_(pa.int32()), True
     ),

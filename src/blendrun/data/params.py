@@ -48,9 +48,9 @@ def read_params(
         if field == _OUTPUT_LEN:
             target = expected_len
         elif kind.is_rare:
-            default = getattr(defaults, field) or None
-            target = [default] * num_rows if is_set or default else []
-            if target:
+            default = getattr(defaults, field)
+            target = [None if default == () else default] * num_rows
+            if is_set or default not in ((), None):
                 rare[field] = target
         else:
             target = np.full(num_rows, getattr(defaults, field), kind.arrow.to_pandas_dtype())

@@ -24,8 +24,15 @@ _LOCK_FILE = "run.lock"
 _PARTS, _STEPS = "part", "steps"  # file name stems
 _FOLDERS = {_PARTS: "parts", _STEPS: "steps"}
 # 64-bit offsets: all answers of a job together may hold more than 2 GiB of text.
-_WIDE = {pa.string(): pa.large_string(), pa.list_(pa.int32()): pa.large_list(pa.int32())}
-_WIDE_SCHEMA = pa.schema([f.with_type(_WIDE.get(f.type, f.type)) for f in ANSWER_SCHEMA])
+
+
+def _wide(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(kind):
+        return pa.large_list(_wide(kind.value_type))
+    return pa.large_string() if kind == pa.string() else kind
+
+
+_WIDE_SCHEMA = pa.schema([f.with_type(_wide(f.type)) for f in ANSWER_SCHEMA])
 
 
 class ResultJournal:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from blendrun.errors import InputError
 
+MOST_LOGPROBS = 20  # as OpenAI documents it
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -26,6 +28,8 @@ class SamplingParams:
     presence_penalty: float = 0.0  # over the output, once per token
     frequency_penalty: float = 0.0  # over the output, each time
     logit_bias: tuple[tuple[int, float], ...] = ()  # token id, what is added to its logit
+    logprobs: int | None = None  # best alternatives to each token of the answer; None = off
+    prompt_logprobs: int | None = None  # likewise of the prompt
 
     def validate(self, vocab_size: int | None = None) -> None:
         """Raises InputError that names the first parameter out of its range.
@@ -58,6 +62,11 @@ class SamplingParams:
             (
                 all(0 <= token < vocab for token, _ in self.logit_bias),
                 f"logit_bias must name tokens of the vocabulary (0 to {vocab - 1})",
+            ),
+            (0 <= (self.logprobs or 0) <= MOST_LOGPROBS, f"logprobs must be 0 to {MOST_LOGPROBS}"),
+            (
+                0 <= (self.prompt_logprobs or 0) <= MOST_LOGPROBS,
+                f"prompt_logprobs must be 0 to {MOST_LOGPROBS}",
             ),
         )
         for good, message in problems:

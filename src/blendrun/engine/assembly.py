@@ -22,6 +22,7 @@ from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.generations import Generations
 from blendrun.engine.loop import Advance, RunLoop
 from blendrun.engine.prefix_cache import PrefixCache
+from blendrun.engine.prompt_scores import PromptScores
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.engine.torch_backend import TorchBackend
@@ -92,14 +93,16 @@ def assemble(
         share=settings.prefix_cache,
     )
     generations = Generations(requests, files.eos_token_ids, Detokenizer.from_folder(files.folder))
+    scores = PromptScores(requests, pending)
     attention = CpuAttention()
     decoder = Decoder(config, load_weights(files.folder, config, dtype))
     loop = RunLoop(
         requests,
         batcher,
         cache,
-        TorchBackend(decoder, attention, requests, generations, cache),
+        TorchBackend(decoder, attention, requests, generations, scores, cache),
         generations,
+        scores,
         journal,
         cost,
         attempt=attempt,

@@ -145,7 +145,7 @@ def _pending(requests: EngineRequests, journal: ResultJournal) -> Int32:
 
 def _answer_empty(requests: EngineRequests, pending: Int32, journal: ResultJournal) -> Int32:
     """Answer the requests of which nothing is to be computed; the others."""
-    is_empty = requests.max_tokens[pending] == 0
+    is_empty = (requests.max_tokens[pending] == 0) & (requests.prompt_logprobs[pending] < 0)
     empty = pending[is_empty]
     n = len(empty)
     journal.append(

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from blendrun.data.detokenizer import Detokenizer
+from blendrun.data.token_logprobs import TokenLogprobs
+from blendrun.engine.logprobs import Float32, Logprobs, StepLogprobs
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.stop_strings import Stopped, StopSearch
 from blendrun.engine.token_counts import TokenCounts
@@ -28,6 +30,10 @@ class Generation:
     finish_reason: str | None
     error: str | None = None
     stop_reason: str | None = None  # the stop string, or the stop token's number
+    logprobs: TokenLogprobs | None = None
+
+
+_TokenLogprob = tuple[float, Int32, Float32]  # chosen, alternatives [k] and theirs
 
 
 @dataclass(slots=True)
@@ -37,6 +43,7 @@ class _Answer:
     token_ids: list[int] = field(default_factory=list)
     stops: StopSearch | None = None
     counts: TokenCounts | None = None
+    logprobs: list[_TokenLogprob] = field(default_factory=list)
 
 
 class Generations:
@@ -74,7 +81,11 @@ class Generations:
         return answer.counts
 
     def add(
-        self, requests: Int32, token_ids: Int32, bad: npt.NDArray[np.bool_]
+        self,
+        requests: Int32,
+        token_ids: Int32,
+        bad: npt.NDArray[np.bool_],
+        logprobs: StepLogprobs | None = None,
     ) -> tuple[npt.NDArray[np.bool_], list[Generation]]:
         """Take one new token of each request; which are over [S], and their generations."""
         columns = self._requests
@@ -83,6 +94,8 @@ class Generations:
             if answer is None:
                 answer = self._answers[request] = self._begin(request)
             answer.token_ids.append(token)
+        if logprobs is not None:
+            self._note(requests[logprobs.rows], logprobs.logprobs)
         self._count[requests] += 1
         is_eos = np.isin(token_ids, self._eos) & ~columns.ignore_eos[requests]
         is_full = self._count[requests] >= columns.max_tokens[requests]
@@ -106,6 +119,15 @@ class Generations:
         stops = self._requests.stop.get(request)
         return _Answer(stops=StopSearch(stops, self._detokenizer) if stops else None)
 
+    def _note(self, requests: Int32, found: Logprobs) -> None:
+        """Log-probabilities of the newest tokens of `requests`."""
+        of_each = zip(
+            requests.tolist(), found.chosen.tolist(), found.top_ids, found.top, strict=True
+        )
+        for request, chosen, top_ids, top in of_each:
+            k = self._requests.logprobs[request]
+            self._answers[request].logprobs.append((chosen, top_ids[:k], top[:k]))
+
     def _stop_at(self, request: int, token: int) -> str | Stopped | None:
         """Why the newest token of a request ends it: its own number, or a stop string."""
         if token in self._requests.stop_token_ids.get(request, ()):
@@ -118,12 +140,33 @@ class Generations:
         return Generation(request, [], None, None, NON_FINITE)
 
     def _ended(self, request: int, is_eos: bool, found: str | Stopped | None) -> Generation:
-        token_ids = self._answers.pop(request).token_ids
+        answer = self._answers.pop(request)
+        token_ids = answer.token_ids
         if self._requests.max_tokens[request] == 0:  # only its prompt was asked for
-            return Generation(request, [], "", "length")
+            token_ids, answer.logprobs, is_eos, found = [], [], False, None
+        stop_reason: str | None
         if isinstance(found, Stopped):
-            return Generation(request, token_ids, found.text, "stop", stop_reason=found.stop)
-        by_token = is_eos or found is not None
-        text = self._detokenizer.decode(token_ids[:-1] if by_token else token_ids)
-        reason = "stop" if by_token else "length"
-        return Generation(request, token_ids, text, reason, stop_reason=found)
+            text, stop_reason = found.text, found.stop
+        else:
+            by_token = is_eos or found is not None
+            text = self._detokenizer.decode(token_ids[:-1] if by_token else token_ids)
+            stop_reason = found
+        return Generation(
+            request,
+            token_ids,
+            text,
+            "stop" if is_eos or found is not None else "length",
+            stop_reason=stop_reason,
+            logprobs=self._logprobs(request, answer.logprobs),
+        )
+
+    def _logprobs(self, request: int, noted: list[_TokenLogprob]) -> TokenLogprobs | None:
+        k = int(self._requests.logprobs[request])
+        if k < 0:
+            return None
+        if not noted:
+            return TokenLogprobs(
+                np.zeros(0, np.float32), np.zeros((0, k), np.int32), np.zeros((0, k), np.float32)
+            )
+        chosen, top_ids, top = zip(*noted, strict=True)
+        return TokenLogprobs(np.array(chosen, np.float32), np.stack(top_ids), np.stack(top))

@@ -15,8 +15,10 @@ import numpy.typing as npt
 from blendrun.cost.cost_model import CostModel
 from blendrun.data.answers import answers_table
 from blendrun.data.results import ResultJournal
+from blendrun.data.token_logprobs import TokenLogprobs
 from blendrun.engine.generations import Generation, Generations
 from blendrun.engine.prefix_cache import PrefixCache
+from blendrun.engine.prompt_scores import PromptScores
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.step_log import StepLog, StepRecord
 from blendrun.engine.torch_backend import StepResult
@@ -49,6 +51,7 @@ class RunLoop:
         cache: PrefixCache,
         backend: Backend,
         generations: Generations,
+        scores: PromptScores,
         journal: ResultJournal,
         cost: CostModel,
         *,
@@ -57,11 +60,13 @@ class RunLoop:
         on_step: Callable[[Advance], None],
     ) -> None:
         self._requests, self._batcher, self._cache = requests, batcher, cache
-        self._backend, self._generations, self._journal = backend, generations, journal
+        self._backend, self._generations, self._scores = backend, generations, scores
+        self._journal = journal
         self._cost, self._attempt = cost, attempt
         self._flush_interval_s, self._on_step = flush_interval_s, on_step
         self._log = StepLog()
         self._ended: list[Generation] = []
+        self._prompt_logprobs: dict[int, TokenLogprobs | None] = {}  # of those in `_ended`
         self._saved_rows = self._output_tokens = 0
         self._begin = self._flushed_at = time.monotonic()
 
@@ -76,7 +81,7 @@ class RunLoop:
 
     def fail(self, request: int, error: str) -> None:
         """Answer a request that cannot run with an error row."""
-        self._ended.append(Generation(request, [], None, None, error))
+        self._note_end(Generation(request, [], None, None, error))
 
     def _step(self) -> bool:
         begin = time.monotonic()
@@ -126,12 +131,22 @@ class RunLoop:
     def _commit(self, batch: Batch, result: StepResult) -> int:
         finished = np.zeros(len(batch.slot), np.bool_)
         drew = np.flatnonzero(batch.needs_logits)
-        over, ended = self._generations.add(batch.request[drew], result.token_ids, result.bad)
+        over, ended = self._generations.add(
+            batch.request[drew], result.token_ids, result.bad, result.logprobs
+        )
         finished[drew] = over
-        self._ended += ended
+        for generation in ended:
+            self._note_end(generation)
         self._output_tokens += len(drew)
         self._cache.free(self._batcher.commit(batch, finished))
         return len(ended)
+
+    def _note_end(self, generation: Generation) -> None:
+        self._ended.append(generation)
+        if generation.error is not None:
+            self._scores.forget(generation.request)
+        else:
+            self._prompt_logprobs[generation.request] = self._scores.take(generation.request)
 
     def _predict(self, batch: Batch) -> tuple[float, float]:
         """Compute and KV-read seconds that the cost model gives this step."""
@@ -159,10 +174,12 @@ class RunLoop:
                 num_cached_tokens=np.maximum(cached, 0),
                 error=[g.error for g in self._ended],
                 stop_reason=[g.stop_reason for g in self._ended],
+                output_logprobs=[g.logprobs for g in self._ended],
+                prompt_logprobs=[self._prompt_logprobs.get(g.request) for g in self._ended],
             )
             self._journal.append(table)
             self._saved_rows += len(self._ended)
-            self._ended = []
+            self._ended, self._prompt_logprobs = [], {}
         self._journal.append_steps(self._log.take())
 
     def _advance(self, now: float) -> Advance:

@@ -36,6 +36,8 @@ class EngineRequests:
     repetition_penalty: npt.NDArray[np.float32]
     presence_penalty: npt.NDArray[np.float32]
     frequency_penalty: npt.NDArray[np.float32]
+    logprobs: npt.NDArray[np.int8]  # alternatives to each token; −1 = off
+    prompt_logprobs: npt.NDArray[np.int8]
     # rare parameters: only of requests that have any
     stop: dict[int, tuple[str, ...]]
     stop_token_ids: dict[int, tuple[int, ...]]
@@ -52,7 +54,7 @@ class EngineRequests:
         column = {
             name: table[name].to_numpy() for name in table.column_names if name not in RARE_PARAMS
         }
-        rare = {name: _where_set(table[name]) for name in RARE_PARAMS}
+        rare = {name: _where_set(table[name]) for name in ("stop", "stop_token_ids", "logit_bias")}
         has_stops, has_edits = np.zeros((2, len(sequence)), np.bool_)
         has_stops[[*rare["stop"], *rare["stop_token_ids"]]] = True
         has_edits[[*rare["logit_bias"]]] = True
@@ -74,6 +76,8 @@ class EngineRequests:
             repetition_penalty=column["repetition_penalty"],
             presence_penalty=column["presence_penalty"],
             frequency_penalty=column["frequency_penalty"],
+            logprobs=table["logprobs"].fill_null(-1).to_numpy(),
+            prompt_logprobs=table["prompt_logprobs"].fill_null(-1).to_numpy(),
             stop=rare["stop"],
             stop_token_ids=rare["stop_token_ids"],
             logit_bias=rare["logit_bias"],

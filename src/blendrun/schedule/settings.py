@@ -46,6 +46,8 @@ class PlanSettings:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[str, float] = field(default_factory=dict)  # by token id
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("tp", 1), ("dp", 1), ("prior_output_len", 1), ("limit", 1)):
