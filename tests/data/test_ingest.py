@@ -173,7 +173,21 @@ def test_a_prompt_leaves_room_for_one_token_of_answer(run):
 
 def test_columns_override_the_defaults_where_they_are_set(run):
     defaults = SamplingParams(
-        7, 0.5, 0.9, 40, 0.1, 11, ("END",), True, (3,), 1.5, 0.5, -0.5, ((4, 1.0),)
+        max_tokens=7,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=40,
+        min_p=0.1,
+        seed=11,
+        stop=("END",),
+        ignore_eos=True,
+        stop_token_ids=(3,),
+        repetition_penalty=1.5,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        logit_bias=((4, 1.0),),
+        logprobs=0,
+        prompt_logprobs=7,
     )
     own = {
         "max_tokens": 3,
