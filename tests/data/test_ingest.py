@@ -208,7 +208,8 @@ def test_columns_override_the_defaults_where_they_are_set(run):
     }
     given = {**own, "logit_bias": {"5": -1e9, "256": 2.5}}  # cut to -100
     rows = [{"prompt": "x"}, {"prompt": "x", **given}, {"prompt": "x", **dict.fromkeys(own)}]
-    result = run(rows, defaults=defaults).requests.drop(["row", "prompt_len", "expected_len"])
+    result = run(rows, defaults=defaults).requests
+    result = result.drop(["row", "sample", "prompt_len", "expected_len"])
     plain = {
         "max_tokens": 7,
         "temperature": 0.5,
@@ -256,6 +257,15 @@ def test_rare_parameters_are_null_where_nobody_sets_them(run):
     assert {request[name] for name in RARE_PARAMS} == {None}
 
 
+def test_a_row_is_a_request_for_each_of_its_answers(run):
+    rows = [{"prompt": "a", "n": 3}, {"prompt": "b", "n": 0}, {"prompt": "c"}, {"prompt": "d"}]
+    result = run(rows, defaults=SamplingParams(n=2))
+    assert texts(result) == ["a", "a", "a", "c", "c", "d", "d"]
+    assert result.requests["row"].to_pylist() == [0, 0, 0, 2, 2, 3, 3]
+    assert result.requests["sample"].to_pylist() == [0, 1, 2, 0, 1, 0, 1]
+    assert (result.num_rows, codes(result)) == (4, ["bad_parameter"])
+
+
 def test_a_default_outside_the_vocabulary_is_refused(run):
     with pytest.raises(InputError, match="stop_token_ids"):
         run([{"prompt": "x"}], defaults=SamplingParams(stop_token_ids=(257,)))
@@ -296,6 +306,9 @@ BAD_PARAMS = [
     ("repetition_penalty", "1"),
     ("presence_penalty", 3),
     ("frequency_penalty", -2.5),
+    ("n", 0),
+    ("n", 2**14 + 1),
+    ("n", "2"),
     ("logprobs", 21),
     ("logprobs", True),
     ("prompt_logprobs", -1),

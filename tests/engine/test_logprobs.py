@@ -28,12 +28,13 @@ ROWS: list[dict[str, Any]] = [
     },
     {"prompt_token_ids": [7], "prompt_logprobs": 2},
 ]
-NAMES = ("output_logprobs", "output_top_logprobs", "prompt_token_logprobs", "prompt_top_logprobs")
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_rows(tmp_path_factory.mktemp("input") / "rows.jsonl", ROWS * 3)
+    # copies that differ in a parameter: equal greedy rows would run once
+    copies = [{**row, "stop": f"never {i}"} for i in range(3) for row in ROWS]
+    return write_rows(tmp_path_factory.mktemp("input") / "rows.jsonl", copies)
 
 
 @pytest.fixture(scope="module")

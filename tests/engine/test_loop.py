@@ -48,6 +48,7 @@ class Job:
         requests = EngineRequests(
             sequence=np.arange(n, dtype=np.int32),
             row=np.arange(n, dtype=np.int64) * 10,
+            sample=np.zeros(n, np.int32),
             prompt_len=tree.prompt_len,
             max_tokens=np.array(MAX_TOKENS, np.int32),
             expected_output_len=np.array(MAX_TOKENS, np.int32),
@@ -88,6 +89,7 @@ class Job:
             PromptScores(requests, np.arange(n, dtype=np.int32)),
             self.journal,
             cost_model(),
+            twins={},
             attempt=3,
             flush_interval_s=flush_interval_s,
             on_step=self.advances.append,

@@ -101,6 +101,7 @@ Logprobs = Annotated[
     typer.Option(help="Log-probabilities of the answer's tokens and of so many alternatives."),
 ]
 PromptLogprobs = Annotated[int | None, typer.Option(help="Likewise of the prompt's tokens.")]
+NumAnswers = Annotated[int | None, _plan("n", "Answers to each row.", "--n")]
 IgnoreEos = Annotated[
     bool | None, typer.Option("--ignore-eos", help="Go on to max_tokens whatever the model says.")
 ]

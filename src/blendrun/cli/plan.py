@@ -48,6 +48,7 @@ def plan(
     logit_bias: flags.LogitBias = None,
     logprobs: flags.Logprobs = None,
     prompt_logprobs: flags.PromptLogprobs = None,
+    n: flags.NumAnswers = None,
     ignore_eos: flags.IgnoreEos = None,
 ) -> None:
     """Read the prompts and choose the order: prefix tree, schedule, and a time estimate."""

@@ -49,6 +49,7 @@ def run(
     logit_bias: flags.LogitBias = None,
     logprobs: flags.Logprobs = None,
     prompt_logprobs: flags.PromptLogprobs = None,
+    n: flags.NumAnswers = None,
     ignore_eos: flags.IgnoreEos = None,
     dtype: flags.Dtype = None,
     kv_memory: flags.KvMemory = None,

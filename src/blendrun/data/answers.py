@@ -14,6 +14,7 @@ from blendrun.data.token_logprobs import CHOSEN_TYPE, TOP_TYPE, TokenLogprobs, l
 ANSWER_SCHEMA = pa.schema(
     [
         pa.field("row", pa.int64(), nullable=False),  # input row over all sources, from 0
+        pa.field("output_index", pa.int32(), nullable=False),  # which of the row's answers, from 0
         pa.field("status", pa.string(), nullable=False),  # "ok" or "error"
         pa.field("output_text", pa.string()),
         pa.field("output_token_ids", pa.list_(pa.int32())),
@@ -29,8 +30,10 @@ ANSWER_SCHEMA = pa.schema(
         pa.field("error", pa.string()),  # "code: message", null where status is "ok"
     ]
 )
+MOST_ANSWERS = 2**14  # of one row
 # only in the outputs of a job in which some row asks for them
 RARE_OUTPUT_COLUMNS = (
+    "output_index",
     "output_logprobs",
     "output_top_logprobs",
     "prompt_token_logprobs",
@@ -59,6 +62,7 @@ def answers_table(
     num_prompt_tokens: Sequence[int] | npt.NDArray[np.int32],
     num_cached_tokens: Sequence[int] | npt.NDArray[np.int32],
     error: Sequence[str | None] | None = None,
+    output_index: Sequence[int] | npt.NDArray[np.int32] | None = None,
     stop_reason: Sequence[str | None] | None = None,
     output_logprobs: Sequence[TokenLogprobs | None] | None = None,
     prompt_logprobs: Sequence[TokenLogprobs | None] | None = None,
@@ -72,6 +76,7 @@ def answers_table(
     of_prompt = logprob_columns(nothing if prompt_logprobs is None else prompt_logprobs)
     columns = {
         "row": row,
+        "output_index": np.zeros(len(row), np.int32) if output_index is None else output_index,
         "status": ["ok" if reason is None else "error" for reason in errors],
         "output_text": output_text,
         "output_token_ids": pa.array(token_ids, pa.list_(pa.int32())),
@@ -89,11 +94,19 @@ def answers_table(
     return pa.table(columns, schema=ANSWER_SCHEMA)
 
 
+def answer_keys(
+    row: npt.NDArray[np.int64], index: npt.NDArray[np.int32] | int
+) -> npt.NDArray[np.int64]:
+    """One number for each answer, in the order of rows and of the answers of a row."""
+    return row * MOST_ANSWERS + index
+
+
 def rejected_answers(rejected: pa.Table) -> pa.Table:
     """The rows that ingest set aside, as answers with status `error` and nulls elsewhere."""
     pairs = zip(rejected["code"].to_pylist(), rejected["message"].to_pylist(), strict=True)
     columns = [pa.nulls(rejected.num_rows, field.type) for field in ANSWER_SCHEMA]
     columns[0] = rejected["row"].combine_chunks()
-    columns[1] = pa.array(["error"] * rejected.num_rows, pa.string())
+    columns[1] = pa.array(np.zeros(rejected.num_rows, np.int32))
+    columns[2] = pa.array(["error"] * rejected.num_rows, pa.string())
     columns[-1] = pa.array([f"{code}: {message}" for code, message in pairs], pa.string())
     return pa.Table.from_arrays(columns, schema=ANSWER_SCHEMA)

@@ -16,14 +16,16 @@ from blendrun.data.rows import Rejections, RowBatch
 from blendrun.data.sampling import SamplingParams
 from blendrun.data.token_store import TokenStoreWriter
 
+_OWN_PLACE = ("max_tokens", "n")  # `n` shows in how many requests a row has
 REQUEST_SCHEMA = pa.schema(
     [
         ("row", pa.int64()),  # input row over all sources in order, from 0
+        ("sample", pa.int32()),  # which of the row's answers, from 0
         ("prompt_len", pa.int32()),  # tokens, at least 1
         ("max_tokens", pa.int32()),  # prompt_len + max_tokens fits the context
         ("expected_len", pa.int32()),  # output tokens by a column, 1..max_tokens, or null
         # rare parameters are null where not set
-        *((name, kind.arrow) for name, kind in PARAM_KINDS.items() if name != "max_tokens"),
+        *((name, kind.arrow) for name, kind in PARAM_KINDS.items() if name not in _OWN_PLACE),
     ]
 )
 REJECTED_SCHEMA = pa.schema(
@@ -75,7 +77,8 @@ class BatchIngester:
         tokens = prompt_tokens(batch, self._columns, self._tokenizer, self._vocab_size, rejections)
         self._check_lengths(tokens, rejections)
         accepted = np.array([row for row in range(len(batch)) if row not in rejections], np.int64)
-        prompts = [tokens[row] for row in accepted]
+        accepted = np.repeat(accepted, params.numbers["n"][accepted])  # a request for each answer
+        prompts = [tokens[row] for row in accepted.tolist()]
         self._writer.append(prompts)
         if len(accepted):
             self.requests.append(self._request_batch(accepted, prompts, params))
@@ -100,11 +103,14 @@ class BatchIngester:
     ) -> pa.RecordBatch:
         prompt_len = np.array([len(ids) for ids in prompts], np.int32)
         numbers = {field: values[accepted] for field, values in params.numbers.items()}
+        new_row = np.diff(accepted, prepend=-1) > 0
+        first = np.maximum.accumulate(np.where(new_row, np.arange(len(accepted)), 0))
         room = self._context_len - prompt_len
         max_tokens = np.minimum(numbers.pop("max_tokens"), room).astype(np.int32)
         expected = params.expected_len[accepted]
         columns = {
             "row": self.num_rows + accepted,
+            "sample": np.arange(len(accepted)) - first,
             "prompt_len": prompt_len,
             "max_tokens": max_tokens,
             "expected_len": pa.array(

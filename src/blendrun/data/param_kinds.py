@@ -93,6 +93,7 @@ PARAM_KINDS: dict[str, ParamKind] = {
     "min_p": ParamKind(to_float, "a number", pa.float32()),
     "seed": ParamKind(to_int, "an integer", pa.int64()),
     "ignore_eos": ParamKind(to_bool, "true or false", pa.bool_()),
+    "n": ParamKind(to_int, "an integer", pa.int32()),
     "stop": ParamKind(to_texts, "text or a list of texts", pa.list_(pa.string()), True),
     "repetition_penalty": ParamKind(to_float, "a number", pa.float32()),
     "presence_penalty": ParamKind(to_float, "a number", pa.float32()),

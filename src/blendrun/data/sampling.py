@@ -6,6 +6,7 @@ Knows the parameters and their ranges, not how a sampler applies them.
 import math
 from dataclasses import dataclass
 
+from blendrun.data.answers import MOST_ANSWERS
 from blendrun.errors import InputError
 
 MOST_LOGPROBS = 20  # as OpenAI documents it
@@ -30,6 +31,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()  # token id, what is added to its logit
     logprobs: int | None = None  # best alternatives to each token of the answer; None = off
     prompt_logprobs: int | None = None  # likewise of the prompt
+    n: int = 1  # answers
 
     def validate(self, vocab_size: int | None = None) -> None:
         """Raises InputError that names the first parameter out of its range.
@@ -68,6 +70,7 @@ class SamplingParams:
                 0 <= (self.prompt_logprobs or 0) <= MOST_LOGPROBS,
                 f"prompt_logprobs must be 0 to {MOST_LOGPROBS}",
             ),
+            (1 <= self.n <= MOST_ANSWERS, f"n must be 1 to {MOST_ANSWERS}"),
         )
         for good, message in problems:
             if not good:

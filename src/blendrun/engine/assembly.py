@@ -26,6 +26,7 @@ from blendrun.engine.prompt_scores import PromptScores
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.engine.torch_backend import TorchBackend
+from blendrun.engine.twins import Twins, find_twins
 from blendrun.engine.weights import load_weights
 from blendrun.errors import PlanError
 from blendrun.kernels.cpu.attention import CpuAttention
@@ -72,8 +73,11 @@ def assemble(
 ) -> Assembled:
     """An engine for the `pending` requests, int32, in planned order.
 
-    Requests that do not fit into the KV pages even alone are answered with an error at once.
+    Requests that do not fit into the KV pages even alone are answered with an error at once. Of
+    greedy requests that are equal only one runs, unless nothing is to be shared.
     """
+    twins = find_twins(requests, pending) if settings.prefix_cache else Twins.none(pending)
+    pending = twins.running
     dtype = _DTYPES[settings.dtype]
     config = DecoderConfig.from_hf(files.config)
     page_bytes = kv_memory.kv_bytes_per_page(config, settings.page_size, dtype.itemsize)
@@ -105,6 +109,7 @@ def assemble(
         scores,
         journal,
         cost,
+        twins=twins.others,
         attempt=attempt,
         flush_interval_s=settings.flush_interval_s,
         on_step=on_step,

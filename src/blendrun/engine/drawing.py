@@ -50,6 +50,6 @@ class TokenDrawer:
             columns.min_p[request],
             columns.seed[request],
             columns.row[request],
-            np.zeros(len(request), np.int32),
+            columns.sample[request],
             position,
         )

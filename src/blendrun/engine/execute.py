@@ -32,7 +32,7 @@ from blendrun.tree.prefix_tree import Int32
 class RunResult:
     run_dir: Path
     outputs: Path
-    num_rows: int
+    num_rows: int  # of the outputs
     num_errors: int
     was_complete: bool  # there was nothing left to do
 
@@ -73,7 +73,8 @@ def execute_plan(
     with ResultJournal(run_dir) as journal:
         manifest = read_manifest(run_dir) or Manifest.new(plan_path, identity)
         manifest.check_same_job(identity, run_dir)
-        num_rows, outputs = stored.plan.counts.rows, run_dir / OUTPUTS_FILE
+        counts, outputs = stored.plan.counts, run_dir / OUTPUTS_FILE
+        num_rows = counts.requests + counts.rejected
         if manifest.is_complete and outputs.is_file():
             return RunResult(run_dir, outputs, num_rows, _num_errors(outputs), True)
         requests = EngineRequests.of(stored, settings.ignore_eos)
@@ -84,7 +85,8 @@ def execute_plan(
         write_manifest(run_dir, manifest)
         if len(pending):
             manifest = _generate(stored, settings, events, journal, requests, pending, manifest)
-        outputs = write_outputs(run_dir, stored.sources, num_rows, stored.rejected)
+        num_answers = np.maximum(np.bincount(requests.row, minlength=counts.rows), 1)
+        outputs = write_outputs(run_dir, stored.sources, counts.rows, stored.rejected, num_answers)
         manifest = _update_attempt(manifest, wall_s=time.monotonic() - begin)
         write_manifest(run_dir, replace(manifest, is_complete=True))
     return RunResult(run_dir, outputs, num_rows, _num_errors(outputs), False)
@@ -138,7 +140,7 @@ def _update_attempt(manifest: Manifest, **seconds: float) -> Manifest:
 
 def _pending(requests: EngineRequests, journal: ResultJournal) -> Int32:
     """Requests without an answer, in planned order."""
-    done = np.isin(requests.row, journal.finished_rows())
+    done = np.isin(requests.keys, journal.finished())
     pending: Int32 = requests.sequence[~done[requests.sequence]]
     return pending
 
@@ -151,6 +153,7 @@ def _answer_empty(requests: EngineRequests, pending: Int32, journal: ResultJourn
     journal.append(
         answers_table(
             row=requests.row[empty],
+            output_index=requests.sample[empty],
             output_text=[""] * n,
             output_token_ids=[[]] * n,
             finish_reason=["length"] * n,

@@ -31,6 +31,8 @@ class Generation:
     error: str | None = None
     stop_reason: str | None = None  # the stop string, or the stop token's number
     logprobs: TokenLogprobs | None = None
+    prompt_logprobs: TokenLogprobs | None = None
+    is_copy: bool = False  # of another request's answer
 
 
 _TokenLogprob = tuple[float, Int32, Float32]  # chosen, alternatives [k] and theirs

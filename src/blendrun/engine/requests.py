@@ -8,6 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from blendrun.data.answers import answer_keys
 from blendrun.data.param_kinds import RARE_PARAMS
 from blendrun.schedule.lengths import COLUMN
 from blendrun.schedule.plan_file import StoredPlan
@@ -23,6 +24,7 @@ class EngineRequests:
 
     sequence: Int32  # [N]
     row: Int64  # [N] input row
+    sample: Int32  # [N] which of the row's answers
     prompt_len: Int32
     max_tokens: Int32
     expected_output_len: Int32
@@ -63,6 +65,7 @@ class EngineRequests:
         return cls(
             sequence=sequence,
             row=column["row"],
+            sample=column["sample"],
             prompt_len=column["prompt_len"],
             max_tokens=column["max_tokens"],
             expected_output_len=column["expected_output_len"],
@@ -89,6 +92,11 @@ class EngineRequests:
 
     def __len__(self) -> int:
         return len(self.sequence)
+
+    @property
+    def keys(self) -> Int64:
+        """Of their answers, [N]."""
+        return answer_keys(self.row, self.sample)
 
     def prompt(self, request: int) -> Int32:
         """Token ids of one prompt, as a view."""

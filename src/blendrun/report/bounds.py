@@ -10,11 +10,14 @@ from blendrun.cost.cost_model import CostModel
 from blendrun.cost.hardware import HardwareProfile
 from blendrun.cost.model_shape import ModelShape
 from blendrun.cost.optimum import Optimum, min_steps, optimum
-from blendrun.data.results import read_answers
+from blendrun.data.answers import answer_keys
+from blendrun.data.results import keys_of, read_answers
 from blendrun.engine.run_dir import Manifest
 from blendrun.schedule.plan_file import StoredPlan
 from blendrun.tree.annotate import annotate
 from blendrun.tree.prefix_tree import ROOT
+
+_COUNTS = ("num_prompt_tokens", "num_cached_tokens", "num_output_tokens")
 
 
 def run_optimum(stored: StoredPlan, manifest: Manifest, run_dir: Path) -> Optimum | None:
@@ -45,10 +48,12 @@ def run_optimum(stored: StoredPlan, manifest: Manifest, run_dir: Path) -> Optimu
 def _output_lengths(
     stored: StoredPlan, run_dir: Path
 ) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    """Output tokens of every request, by request number; 0 for error rows."""
-    answers = read_answers(run_dir)
-    by_row = np.zeros(stored.plan.counts.rows, np.int32)
-    by_row[answers["row"].to_numpy()] = pc.fill_null(answers["num_output_tokens"], 0).to_numpy()
-    lengths = np.zeros(stored.requests.num_rows, np.int32)
-    lengths[stored.requests["request"].to_numpy()] = by_row[stored.requests["row"].to_numpy()]
+    """Output tokens of every request, by request number; 0 for error rows and copied answers."""
+    answers = read_answers(run_dir, _COUNTS)
+    prompt, cached, output = (pc.fill_null(answers[name], 0).to_numpy() for name in _COUNTS)
+    computed = np.where((cached == prompt) & (prompt > 0), 0, output)  # all there: a copy
+    requests = stored.requests
+    keys = answer_keys(requests["row"].to_numpy(), requests["sample"].to_numpy())
+    lengths = np.zeros(requests.num_rows, np.int32)
+    lengths[requests["request"].to_numpy()] = computed[np.searchsorted(keys_of(answers), keys)]
     return lengths

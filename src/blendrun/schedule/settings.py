@@ -48,6 +48,7 @@ class PlanSettings:
     logit_bias: Mapping[str, float] = field(default_factory=dict)  # by token id
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    n: int = 1
 
     def __post_init__(self) -> None:
         for name, least in (("tp", 1), ("dp", 1), ("prior_output_len", 1), ("limit", 1)):
