@@ -103,6 +103,29 @@ def test_parameters_of_rows_have_flags(blendrun: Blendrun, tmp_path: Path):
     assert (columns["logprobs"], columns["prompt_logprobs"]) == (0, 3)
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "kind"),
+    [
+        ("--json-schema", '{"type": "object"}', "json_schema"),
+        ("--json-schema", "schema.json", "json_schema"),
+        ("--response-format", "json_object", "json_schema"),
+        ("--regex", "a|b", "regex"),
+        ("--grammar", "rules.lark", "grammar"),
+    ],
+)
+def test_what_answers_must_look_like_has_flags(
+    flag: str, value: str, kind: str, blendrun: Blendrun, tmp_path: Path
+):
+    (tmp_path / "schema.json").write_text('{"type": "object"}')
+    (tmp_path / "rules.lark").write_text("start: /a+/")
+    assert plan_tokens(blendrun, flag, value).code == 0
+    column = pq.read_table(tmp_path / "plan.data" / "requests.parquet")["structure"].to_pylist()
+    path = tmp_path / value
+    text = path.read_text() if path.is_file() else value
+    text = '{"type": "object"}' if value == "json_object" else text
+    assert column == [{"kind": kind, "text": text}] * 3
+
+
 def test_plan_without_a_model_is_refused(blendrun: Blendrun):
     assert_refused(blendrun("plan", "tokens.jsonl"), "which model? --model is missing")
 
@@ -125,6 +148,10 @@ def test_plan_without_a_model_is_refused(blendrun: Blendrun):
         (["--logit-bias", '{"999999999": 1}'], "logit_bias must name tokens of the vocabulary"),
         (["--logprobs", "21"], "logprobs must be 0 to 20"),
         (["--n", "0"], "n must be 1 to"),
+        (["--regex", "a("], "regex: "),
+        (["--json-schema", "{"], "json_schema: not JSON"),
+        (["--response-format", "xml"], "response_format must be"),
+        (["--regex", "a", "--grammar", "start: /a/"], "regex and grammar are set"),
         (["--temperature", "-1"], "temperature must be 0 or above"),
         (["--hardware", "abacus"], "no hardware profile 'abacus'"),
         (["--tp", "3"], "3"),

@@ -79,14 +79,6 @@ def test_repetition_is_that_of_transformers():
     torch.testing.assert_close(logits, reference)
 
 
-def test_the_logits_themselves_can_be_kept():
-    job = {"prompt": [], "output": [], "logit_bias": {3: 2.0}}
-    job |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-    logits = torch.zeros(1, VOCAB)
-    changed = edits([job]).apply(logits, np.zeros(1, np.int32), keep=True)
-    assert (logits.sum(), changed.sum()) == (0, 2)
-
-
 def test_rows_that_ask_for_nothing_are_not_touched():
     plain = {"prompt": [1], "output": [1], "logit_bias": {}}
     plain |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}

@@ -63,6 +63,8 @@ class Job:
             presence_penalty=zeros,
             frequency_penalty=zeros,
             logit_bias={},
+            structure={},
+            has_structure=np.zeros(n, bool),
             has_edits=np.zeros(n, bool),
             logprobs=np.full(n, -1, np.int8),
             prompt_logprobs=np.full(n, -1, np.int8),

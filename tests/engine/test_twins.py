@@ -38,6 +38,7 @@ def columns(jobs: list[dict[str, Any]]) -> Any:
         stop={i: job["stop"] for i, job in enumerate(jobs) if job["stop"]},
         stop_token_ids={},
         logit_bias={},
+        structure={},
         **{name: column(name) for name in names},
     )
 

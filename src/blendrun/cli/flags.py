@@ -14,6 +14,8 @@ from blendrun.errors import InputError
 from blendrun.schedule.settings import PlanSettings
 from blendrun.units import parse_bytes
 
+_LONGEST_PATH = 255  # bytes
+
 
 def _default(settings: type[Any], name: str) -> str:
     value = next(f.default for f in fields(settings) if f.name == name)
@@ -102,6 +104,16 @@ Logprobs = Annotated[
 ]
 PromptLogprobs = Annotated[int | None, typer.Option(help="Likewise of the prompt's tokens.")]
 NumAnswers = Annotated[int | None, _plan("n", "Answers to each row.", "--n")]
+ResponseFormat = Annotated[
+    str | None, typer.Option(help="json_object, or OpenAI's response_format as JSON.")
+]
+JsonSchema = Annotated[
+    str | None, typer.Option(help="Answers are JSON of this schema: JSON text, or a file.")
+]
+RegexFlag = Annotated[str | None, typer.Option("--regex", help="Answers match this expression.")]
+Grammar = Annotated[
+    str | None, typer.Option(help="Answers follow this grammar (Lark or GBNF): text, or a file.")
+]
 IgnoreEos = Annotated[
     bool | None, typer.Option("--ignore-eos", help="Go on to max_tokens whatever the model says.")
 ]
@@ -135,7 +147,17 @@ def plan_settings(config: Path | None, flags: dict[str, Any]) -> Resolved[PlanSe
             "which model? --model is missing",
             "--model takes a Hugging Face id, a checkpoint folder, a .gguf file or a shape (.toml)",
         )
+    for name in ("json_schema", "grammar"):
+        if flags.get(name) is not None:
+            flags = {**flags, name: _text_or_file(flags[name])}
     return resolve(PlanSettings, flags, table, str(config) if config else "flags")
+
+
+def _text_or_file(text: str) -> str:
+    """What a flag says, or the file that it names does."""
+    if len(text.encode()) > _LONGEST_PATH or not Path(text).is_file():
+        return text
+    return Path(text).read_text(encoding="utf-8")
 
 
 def _json_object(flag: str, text: str) -> dict[str, Any]:

@@ -49,6 +49,10 @@ def plan(
     logprobs: flags.Logprobs = None,
     prompt_logprobs: flags.PromptLogprobs = None,
     n: flags.NumAnswers = None,
+    response_format: flags.ResponseFormat = None,
+    json_schema: flags.JsonSchema = None,
+    regex: flags.RegexFlag = None,
+    grammar: flags.Grammar = None,
     ignore_eos: flags.IgnoreEos = None,
 ) -> None:
     """Read the prompts and choose the order: prefix tree, schedule, and a time estimate."""

@@ -14,6 +14,7 @@ from blendrun.data.params import ParamColumns, read_params
 from blendrun.data.prompts import TextTokenizer, TokenIds, prompt_tokens
 from blendrun.data.rows import Rejections, RowBatch
 from blendrun.data.sampling import SamplingParams
+from blendrun.data.structures import STRUCTURE_TYPE
 from blendrun.data.token_store import TokenStoreWriter
 
 _OWN_PLACE = ("max_tokens", "n")  # `n` shows in how many requests a row has
@@ -26,6 +27,7 @@ REQUEST_SCHEMA = pa.schema(
         ("expected_len", pa.int32()),  # output tokens by a column, 1..max_tokens, or null
         # rare parameters are null where not set
         *((name, kind.arrow) for name, kind in PARAM_KINDS.items() if name not in _OWN_PLACE),
+        ("structure", STRUCTURE_TYPE),  # what the answer must look like
     ]
 )
 REJECTED_SCHEMA = pa.schema(

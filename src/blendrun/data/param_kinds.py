@@ -107,4 +107,5 @@ PARAM_KINDS: dict[str, ParamKind] = {
         to_bias, "an object of token ids and numbers", pa.map_(pa.int32(), pa.float32()), True
     ),
 }
-RARE_PARAMS = tuple(name for name, kind in PARAM_KINDS.items() if kind.is_rare)
+# columns of requests that are null where not set
+RARE_PARAMS = (*(name for name, kind in PARAM_KINDS.items() if kind.is_rare), "structure")

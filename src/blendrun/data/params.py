@@ -14,6 +14,7 @@ from blendrun.data.columns import ColumnNames
 from blendrun.data.param_kinds import PARAM_KINDS, ParamKind, to_int
 from blendrun.data.rows import BadRowError, Rejections, RowBatch
 from blendrun.data.sampling import SamplingParams
+from blendrun.data.structures import read_structures
 from blendrun.errors import InputError
 
 _OUTPUT_LEN = "output_len"
@@ -58,6 +59,9 @@ def read_params(
         if is_set:
             check = _checker(field, kind, column, defaults, vocab_size)
             _fill(target, batch.columns[column], check, rejections)
+    structures = read_structures(batch, defaults.structure, rejections)
+    if structures:
+        rare["structure"] = structures
     return ParamColumns(numbers, rare, expected_len)
 
 

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 
 from blendrun.data.answers import MOST_ANSWERS
+from blendrun.data.structures import Structure
 from blendrun.errors import InputError
 
 MOST_LOGPROBS = 20  # as OpenAI documents it
@@ -32,6 +33,7 @@ class SamplingParams:
     logprobs: int | None = None  # best alternatives to each token of the answer; None = off
     prompt_logprobs: int | None = None  # likewise of the prompt
     n: int = 1  # answers
+    structure: Structure | None = None  # what answers must look like
 
     def validate(self, vocab_size: int | None = None) -> None:
         """Raises InputError that names the first parameter out of its range.

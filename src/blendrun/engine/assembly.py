@@ -20,6 +20,7 @@ from blendrun.engine import kv_memory
 from blendrun.engine.decoder import Decoder
 from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.generations import Generations
+from blendrun.engine.guides import Guides
 from blendrun.engine.loop import Advance, RunLoop
 from blendrun.engine.prefix_cache import PrefixCache
 from blendrun.engine.prompt_scores import PromptScores
@@ -96,7 +97,12 @@ def assemble(
         max_len=int((requests.prompt_len + requests.max_tokens)[pending].max()) + 1,
         share=settings.prefix_cache,
     )
-    generations = Generations(requests, files.eos_token_ids, Detokenizer.from_folder(files.folder))
+    guides = None
+    if requests.has_structure[pending].any():
+        guides = Guides(files.folder, shape.vocab_size, files.eos_token_ids)
+    generations = Generations(
+        requests, files.eos_token_ids, Detokenizer.from_folder(files.folder), guides
+    )
     scores = PromptScores(requests, pending)
     attention = CpuAttention()
     decoder = Decoder(config, load_weights(files.folder, config, dtype))
@@ -104,7 +110,7 @@ def assemble(
         requests,
         batcher,
         cache,
-        TorchBackend(decoder, attention, requests, generations, scores, cache),
+        TorchBackend(decoder, attention, requests, generations, scores, guides, cache),
         generations,
         scores,
         journal,

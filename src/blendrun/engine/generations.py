@@ -1,20 +1,24 @@
 """What every running request has generated so far, and when it is over.
 
 A request ends with a token of the end-of-sequence set or one of its own stop tokens (which stay in
-its token ids, not in its text), at a stop string (which is cut from its text) or at `max_tokens`.
+its token ids, not in its text), at a stop string (which is cut from its text), where what it must
+look like allows nothing more, or at `max_tokens`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from blendrun.data.detokenizer import Detokenizer
 from blendrun.data.token_logprobs import TokenLogprobs
-from blendrun.engine.logprobs import Float32, Logprobs, StepLogprobs
+from blendrun.engine.growing_answer import BY_MODEL, LENGTH, End, GrowingAnswer
+from blendrun.engine.guides import Guide, Guides
+from blendrun.engine.logprobs import Logprobs, StepLogprobs
 from blendrun.engine.requests import EngineRequests
-from blendrun.engine.stop_strings import Stopped, StopSearch
+from blendrun.engine.stop_strings import StopSearch
 from blendrun.engine.token_counts import TokenCounts
+from blendrun.errors import BackendError
 from blendrun.tree.prefix_tree import Int32
 
 NON_FINITE = "non_finite_logits: the model's output for this row is not a number"
@@ -35,28 +39,20 @@ class Generation:
     is_copy: bool = False  # of another request's answer
 
 
-_TokenLogprob = tuple[float, Int32, Float32]  # chosen, alternatives [k] and theirs
-
-
-@dataclass(slots=True)
-class _Answer:
-    """One that grows."""
-
-    token_ids: list[int] = field(default_factory=list)
-    stops: StopSearch | None = None
-    counts: TokenCounts | None = None
-    logprobs: list[_TokenLogprob] = field(default_factory=list)
-
-
 class Generations:
     """Generated tokens of unfinished requests; they survive preemption here."""
 
     def __init__(
-        self, requests: EngineRequests, eos_token_ids: tuple[int, ...], detokenizer: Detokenizer
+        self,
+        requests: EngineRequests,
+        eos_token_ids: tuple[int, ...],
+        detokenizer: Detokenizer,
+        guides: Guides | None = None,
     ) -> None:
-        self._requests, self._detokenizer = requests, detokenizer
+        """`guides` where some request asks for a structure."""
+        self._requests, self._detokenizer, self._guides = requests, detokenizer, guides
         self._eos = np.array(eos_token_ids, np.int32)
-        self._answers: dict[int, _Answer] = {}
+        self._answers: dict[int, GrowingAnswer] = {}
         self._count = np.zeros(len(requests), np.int32)
 
     def tokens(self, request: int, start: int, end: int) -> Int32:
@@ -73,14 +69,21 @@ class Generations:
 
     def token_counts(self, request: int) -> TokenCounts:
         """The tokens of its answer so far; with a repetition penalty also those of its prompt."""
-        answer = self._answers.get(request)
-        if answer is None:
-            answer = self._answers[request] = self._begin(request)
+        answer = self._answer(request)
         if answer.counts is None:
             repetition = self._requests.repetition_penalty[request] != 1
             answer.counts = TokenCounts(self._requests.prompt(request) if repetition else ())
         answer.counts.catch_up(answer.token_ids)
         return answer.counts
+
+    def guide(self, request: int) -> Guide:
+        """How far its answer has come in what it must look like."""
+        answer = self._answer(request)
+        if answer.guide is None:
+            if self._guides is None:
+                raise BackendError(f"request {request} asks for a structure that nobody compiles")
+            answer.guide = self._guides.begin(self._requests.structure[request])
+        return answer.guide
 
     def add(
         self,
@@ -92,83 +95,57 @@ class Generations:
         """Take one new token of each request; which are over [S], and their generations."""
         columns = self._requests
         for request, token in zip(requests.tolist(), token_ids.tolist(), strict=True):
-            answer = self._answers.get(request)
-            if answer is None:
-                answer = self._answers[request] = self._begin(request)
-            answer.token_ids.append(token)
+            self._answer(request).token_ids.append(token)
         if logprobs is not None:
             self._note(requests[logprobs.rows], logprobs.logprobs)
         self._count[requests] += 1
-        is_eos = np.isin(token_ids, self._eos) & ~columns.ignore_eos[requests]
-        is_full = self._count[requests] >= columns.max_tokens[requests]
-        over = is_eos | is_full | bad
-        stopped: dict[int, str | Stopped] = {}
-        for i in np.flatnonzero(columns.has_stops[requests] & ~is_eos & ~bad).tolist():
-            found = self._stop_at(int(requests[i]), int(token_ids[i]))
-            if found is not None:
-                over[i], stopped[i] = True, found
+        structured = columns.has_structure[requests]  # its end is the end, whatever is ignored
+        is_eos = np.isin(token_ids, self._eos) & (~columns.ignore_eos[requests] | structured)
+        over = is_eos | bad | (self._count[requests] >= columns.max_tokens[requests])
+        ends: dict[int, End] = {}
+        for i in np.flatnonzero((columns.has_stops[requests] | structured) & ~bad).tolist():
+            end = self._answers[int(requests[i])].end(bool(is_eos[i]))
+            if end is not None:
+                over[i], ends[i] = True, end
         ended = []
         for i in np.flatnonzero(over).tolist():
-            request = int(requests[i])
-            ended.append(
-                self._failed(request)
-                if bad[i]
-                else self._ended(request, bool(is_eos[i]), stopped.get(i))
-            )
+            end = End(None, error=NON_FINITE) if bad[i] else BY_MODEL if is_eos[i] else LENGTH
+            ended.append(self._ended(int(requests[i]), ends.get(i, end)))
         return over, ended
 
-    def _begin(self, request: int) -> _Answer:
-        stops = self._requests.stop.get(request)
-        return _Answer(stops=StopSearch(stops, self._detokenizer) if stops else None)
+    def _answer(self, request: int) -> GrowingAnswer:
+        answer = self._answers.get(request)
+        if answer is None:
+            stops = self._requests.stop.get(request)
+            answer = self._answers[request] = GrowingAnswer(
+                stop_token_ids=self._requests.stop_token_ids.get(request, ()),
+                stops=StopSearch(stops, self._detokenizer) if stops else None,
+            )
+        return answer
 
     def _note(self, requests: Int32, found: Logprobs) -> None:
         """Log-probabilities of the newest tokens of `requests`."""
-        of_each = zip(
-            requests.tolist(), found.chosen.tolist(), found.top_ids, found.top, strict=True
-        )
-        for request, chosen, top_ids, top in of_each:
+        for i, request in enumerate(requests.tolist()):
             k = self._requests.logprobs[request]
-            self._answers[request].logprobs.append((chosen, top_ids[:k], top[:k]))
+            self._answers[request].note(
+                float(found.chosen[i]), found.top_ids[i, :k], found.top[i, :k]
+            )
 
-    def _stop_at(self, request: int, token: int) -> str | Stopped | None:
-        """Why the newest token of a request ends it: its own number, or a stop string."""
-        if token in self._requests.stop_token_ids.get(request, ()):
-            return str(token)
-        answer = self._answers[request]
-        return answer.stops.add(answer.token_ids) if answer.stops is not None else None
-
-    def _failed(self, request: int) -> Generation:
-        del self._answers[request]
-        return Generation(request, [], None, None, NON_FINITE)
-
-    def _ended(self, request: int, is_eos: bool, found: str | Stopped | None) -> Generation:
+    def _ended(self, request: int, end: End) -> Generation:
         answer = self._answers.pop(request)
-        token_ids = answer.token_ids
+        if end.error is not None:
+            return Generation(request, [], None, None, end.error)
         if self._requests.max_tokens[request] == 0:  # only its prompt was asked for
-            token_ids, answer.logprobs, is_eos, found = [], [], False, None
-        stop_reason: str | None
-        if isinstance(found, Stopped):
-            text, stop_reason = found.text, found.stop
-        else:
-            by_token = is_eos or found is not None
-            text = self._detokenizer.decode(token_ids[:-1] if by_token else token_ids)
-            stop_reason = found
+            answer, end = GrowingAnswer(), LENGTH
+        token_ids, text = answer.token_ids, end.text
+        if text is None:
+            text = self._detokenizer.decode(token_ids if end.in_text else token_ids[:-1])
+        k = int(self._requests.logprobs[request])
         return Generation(
             request,
             token_ids,
             text,
-            "stop" if is_eos or found is not None else "length",
-            stop_reason=stop_reason,
-            logprobs=self._logprobs(request, answer.logprobs),
+            end.finish_reason,
+            stop_reason=end.stop_reason,
+            logprobs=answer.noted(k) if k >= 0 else None,
         )
-
-    def _logprobs(self, request: int, noted: list[_TokenLogprob]) -> TokenLogprobs | None:
-        k = int(self._requests.logprobs[request])
-        if k < 0:
-            return None
-        if not noted:
-            return TokenLogprobs(
-                np.zeros(0, np.float32), np.zeros((0, k), np.int32), np.zeros((0, k), np.float32)
-            )
-        chosen, top_ids, top = zip(*noted, strict=True)
-        return TokenLogprobs(np.array(chosen, np.float32), np.stack(top_ids), np.stack(top))

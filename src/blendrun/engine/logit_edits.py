@@ -21,19 +21,17 @@ class LogitEdits:
     def __init__(self, requests: EngineRequests, generations: Generations) -> None:
         self._requests, self._generations = requests, generations
 
-    def apply(self, logits: Tensor, request: Int32, keep: bool = False) -> Tensor:
-        """Float32 `logits` [R, vocab] of `request` [R], changed in place, or in a copy."""
+    def apply(self, logits: Tensor, request: Int32) -> None:
+        """Change float32 `logits` [R, vocab] of `request` [R] in place."""
         rows = np.flatnonzero(self._requests.has_edits[request])
         if not len(rows):
-            return logits
-        logits = logits.clone() if keep else logits
+            return
         self._add_bias(logits, rows, request[rows])
         asks = np.zeros(len(rows), np.bool_)
         for name, off in PENALTIES.items():
             asks |= getattr(self._requests, name)[request[rows]] != off
         if asks.any():
             self._penalise(logits, rows[asks], request[rows[asks]])
-        return logits
 
     def _add_bias(self, logits: Tensor, rows: Int64, request: Int32) -> None:
         of_row = [self._requests.logit_bias.get(r, ()) for r in request.tolist()]

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from blendrun.data.answers import answer_keys
 from blendrun.data.param_kinds import RARE_PARAMS
+from blendrun.data.structures import Structure
 from blendrun.schedule.lengths import COLUMN
 from blendrun.schedule.plan_file import StoredPlan
 from blendrun.tree.prefix_tree import Int32, Int64, PrefixTree
@@ -44,8 +45,10 @@ class EngineRequests:
     stop: dict[int, tuple[str, ...]]
     stop_token_ids: dict[int, tuple[int, ...]]
     logit_bias: dict[int, tuple[tuple[int, float], ...]]
+    structure: dict[int, Structure]
     has_stops: npt.NDArray[np.bool_]  # stop strings or tokens
     has_edits: npt.NDArray[np.bool_]  # penalties or a bias
+    has_structure: npt.NDArray[np.bool_]
     prompts: tuple[Int32, Int64]  # tokens, offsets
     tree: PrefixTree
 
@@ -57,9 +60,11 @@ class EngineRequests:
             name: table[name].to_numpy() for name in table.column_names if name not in RARE_PARAMS
         }
         rare = {name: _where_set(table[name]) for name in ("stop", "stop_token_ids", "logit_bias")}
-        has_stops, has_edits = np.zeros((2, len(sequence)), np.bool_)
+        rare["structure"] = _where_set(table["structure"])
+        has_stops, has_edits, has_structure = np.zeros((3, len(sequence)), np.bool_)
         has_stops[[*rare["stop"], *rare["stop_token_ids"]]] = True
         has_edits[[*rare["logit_bias"]]] = True
+        has_structure[[*rare["structure"]]] = True
         for name, off in PENALTIES.items():
             has_edits |= column[name] != off
         return cls(
@@ -84,8 +89,10 @@ class EngineRequests:
             stop=rare["stop"],
             stop_token_ids=rare["stop_token_ids"],
             logit_bias=rare["logit_bias"],
+            structure=rare["structure"],
             has_stops=has_stops,
             has_edits=has_edits,
+            has_structure=has_structure,
             prompts=(stored.store.tokens, stored.store.offsets),
             tree=stored.tree,
         )
@@ -107,7 +114,10 @@ class EngineRequests:
 def _where_set(column: pa.ChunkedArray) -> dict[int, Any]:
     """The values of a rare parameter by request; equal ones are one object."""
     rows = np.flatnonzero(column.is_valid().to_numpy())
-    values = map(tuple, column.drop_null().to_pylist())
+    values = (
+        tuple(value.values() if isinstance(value, dict) else value)
+        for value in column.drop_null().to_pylist()
+    )
     known: dict[Any, Any] = {}
     return {
         row: known.setdefault(value, value)

@@ -11,6 +11,7 @@ from torch import Tensor
 from blendrun.engine.decoder import Decoder
 from blendrun.engine.drawing import Drawn, TokenDrawer
 from blendrun.engine.generations import Generations
+from blendrun.engine.guides import Guides
 from blendrun.engine.logprobs import StepLogprobs, joined, logprobs
 from blendrun.engine.prefix_cache import PrefixCache
 from blendrun.engine.prompt_scores import PromptScores, Wanted
@@ -46,13 +47,14 @@ class TorchBackend:
         requests: EngineRequests,
         generations: Generations,
         scores: PromptScores,
+        guides: Guides | None,
         cache: PrefixCache,
     ) -> None:
         config = decoder.config
         self._decoder, self._attention = decoder, attention
         self._generations, self._cache = generations, cache
         self._scores = scores
-        self._drawer = TokenDrawer(requests, generations)
+        self._drawer = TokenDrawer(requests, generations, guides)
         self._k_cache, self._v_cache = attention.alloc_kv_cache(
             config.num_layers,
             cache.num_pages,

@@ -20,7 +20,7 @@ _COLUMNS = (
     "logprobs",
     "prompt_logprobs",
 )
-_RARE = ("stop", "stop_token_ids", "logit_bias")
+_RARE = ("stop", "stop_token_ids", "logit_bias", "structure")
 
 
 @dataclass(frozen=True, slots=True)
