@@ -188,6 +188,7 @@ def test_columns_override_the_defaults_where_they_are_set(run):
         logit_bias=((4, 1.0),),
         logprobs=0,
         prompt_logprobs=7,
+        structure=("regex", "a"),
     )
     own = {
         "max_tokens": 3,
@@ -205,9 +206,11 @@ def test_columns_override_the_defaults_where_they_are_set(run):
         "logit_bias": [(5, -100.0), (256, 2.5)],
         "logprobs": 20,
         "prompt_logprobs": 0,
+        "structure": {"kind": "regex", "text": "b"},
     }
-    given = {**own, "logit_bias": {"5": -1e9, "256": 2.5}}  # cut to -100
-    rows = [{"prompt": "x"}, {"prompt": "x", **given}, {"prompt": "x", **dict.fromkeys(own)}]
+    given = {name: value for name, value in own.items() if name != "structure"}
+    given |= {"logit_bias": {"5": -1e9, "256": 2.5}, "regex": "b"}  # cut to -100
+    rows = [{"prompt": "x"}, {"prompt": "x", **given}, {"prompt": "x", **dict.fromkeys(given)}]
     result = run(rows, defaults=defaults).requests
     result = result.drop(["row", "sample", "prompt_len", "expected_len"])
     plain = {
@@ -226,6 +229,7 @@ def test_columns_override_the_defaults_where_they_are_set(run):
         "logit_bias": [(4, 1.0)],
         "logprobs": 0,
         "prompt_logprobs": 7,
+        "structure": {"kind": "regex", "text": "a"},
     }
     assert result.to_pylist() == [plain, own, plain]
 
