@@ -94,7 +94,7 @@ def test_parameters_of_rows_have_flags(blendrun: Blendrun, tmp_path: Path):
     said = plan_tokens(blendrun, *words)
     assert said.code == 0
     assert re.search(r"requests +6 +of 3 rows", said.out)
-    assert "note: 3 rows ask for several answers" in said.out
+    assert "note: several answers to 3 rows" in said.out
     columns = pq.read_table(tmp_path / "plan.data" / "requests.parquet").to_pylist()[0]
     assert columns["stop_token_ids"] == [7]
     assert columns["repetition_penalty"] == 1.5
@@ -124,6 +124,18 @@ def test_what_answers_must_look_like_has_flags(
     text = path.read_text() if path.is_file() else value
     text = '{"type": "object"}' if value == "json_object" else text
     assert column == [{"kind": kind, "text": text}] * 3
+
+
+def test_parameters_can_stand_in_a_job_file(blendrun: Blendrun, tmp_path: Path):
+    (tmp_path / "job.toml").write_text(
+        'stop_token_ids = [7]\nlogprobs = 2\nlogit_bias = {"42" = -1}\n'
+        'response_format = {type = "json_object"}\n'
+    )
+    assert plan_tokens(blendrun, "--config", "job.toml").code == 0
+    (row, *_) = pq.read_table(tmp_path / "plan.data" / "requests.parquet").to_pylist()
+    assert (row["stop_token_ids"], row["logprobs"]) == ([7], 2)
+    assert row["logit_bias"] == [(42, -1)]
+    assert row["structure"] == {"kind": "json_schema", "text": '{"type": "object"}'}
 
 
 def test_plan_without_a_model_is_refused(blendrun: Blendrun):

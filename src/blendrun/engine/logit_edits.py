@@ -5,7 +5,7 @@ frequency and presence penalty (as OpenAI has them: over the output). Rows that 
 are not touched, and a step without any other rows costs nothing.
 """
 
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,25 +38,25 @@ class LogitEdits:
         pairs = [pair for bias in of_row for pair in bias]
         if pairs:
             ids, bias = zip(*pairs, strict=True)
-            at = _spread(rows, list(map(len, of_row)))
-            logits[at, torch.tensor(ids)] += torch.tensor(bias)
+            at = np.repeat(rows, list(map(len, of_row)))
+            place = _like(logits, at), _like(logits, np.array(ids))
+            logits[place] += _like(logits, np.array(bias, np.float32))
 
     def _penalise(self, logits: Tensor, rows: Int64, request: Int32) -> None:
         tokens = [self._generations.token_counts(r) for r in request.tolist()]
         sizes = [len(one.ids) for one in tokens]
-        at = _spread(rows, sizes)
-        ids = torch.from_numpy(np.concatenate([one.ids for one in tokens]))
-        counts = torch.from_numpy(np.concatenate([one.counts for one in tokens]))
+        ids = np.concatenate([one.ids for one in tokens])
+        counts = _like(logits, np.concatenate([one.counts for one in tokens]))
         repetition, presence, frequency = (
-            torch.from_numpy(np.repeat(getattr(self._requests, name)[request], sizes))
+            _like(logits, np.repeat(getattr(self._requests, name)[request], sizes))
             for name in PENALTIES
         )
-        values = logits[at, ids]
+        place = _like(logits, np.repeat(rows, sizes)), _like(logits, ids)
+        values = logits[place]
         values = torch.where(values > 0, values / repetition, values * repetition)
         values -= frequency * counts + presence * (counts > 0)
-        logits[at, ids] = values
+        logits[place] = values
 
 
-def _spread(rows: npt.NDArray[np.int64], sizes: Sequence[int]) -> Tensor:
-    """Each of `rows` as many times as it has tokens."""
-    return torch.from_numpy(np.repeat(rows, sizes))
+def _like(logits: Tensor, values: npt.NDArray[Any]) -> Tensor:
+    return torch.from_numpy(values).to(logits.device)

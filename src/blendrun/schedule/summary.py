@@ -96,9 +96,7 @@ def _warnings(job: PricedJob, counts: PlanCounts) -> Iterator[str]:
         return
     several = int((job.rows.requests["sample"].to_numpy() == 1).sum())
     if several:
-        yield (
-            f"{count_of(several, 'row')} ask for several answers: the outputs have a row for each"
-        )
+        yield f"several answers to {count_of(several, 'row')}: the outputs have a row for each"
     if job.everything_fits:
         yield "the KV of all requests fits in memory at once, so the order hardly matters"
     if counts.sharing_possible < 0.01:
