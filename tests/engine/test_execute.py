@@ -12,7 +12,7 @@ import torch
 from blendrun.config import resolve
 from blendrun.data.manifest import read_manifest
 from blendrun.data.results import ResultJournal, read_answers, read_steps
-from blendrun.engine import torch_backend
+from blendrun.engine import drawing, torch_backend
 from blendrun.engine.execute import execute_sample
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.errors import BackendError, CapacityError, InputError, PlanError
@@ -129,7 +129,12 @@ def test_preemption_does_not_change_an_answer(
     policy: str, checkpoint: Path, reference, tmp_path: Path
 ):
     # as many requests of each kind as fill the pages with answers that have grown
-    many = [{**row, "id": f"{row['id']}{copy}"} for copy in range(3) for row in ROWS]
+    # (equal ones would run once)
+    many = [
+        {**row, "id": f"{row['id']}{copy}", "stop": f"never {copy}"}
+        for copy in range(3)
+        for row in ROWS
+    ]
     plan, _ = plan_job(tmp_path, many, checkpoint, policy=policy)
     execute(plan, tmp_path / "run", page_size=4, kv_memory=35 * 4 * 512)
     steps = read_steps(tmp_path / "run")
@@ -374,13 +379,13 @@ def test_logits_that_are_no_numbers_make_one_error_row(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    real = torch_backend.sample
+    real = drawing.sample
 
     def spoiled(logits, columns):
         logits[torch.from_numpy((columns.row == 1) & (columns.position > 8))] = torch.nan
         return real(logits, columns)
 
-    monkeypatch.setattr(torch_backend, "sample", spoiled)
+    monkeypatch.setattr(drawing, "sample", spoiled)
     plan, _ = plan_files(tmp_path / "plan.json", [rows], checkpoint, temperature=temperature)
     assert execute(plan, tmp_path / "run").num_errors == 1
     made = outputs(tmp_path / "run")

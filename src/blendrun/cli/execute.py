@@ -5,7 +5,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,13 +82,17 @@ def engine_run(run_dir: Path, settings: ExecuteSettings) -> Iterator["RunEvents"
     Raises:
         InputError: torch is not installed.
     """
-    if find_spec("torch") is None:
-        raise InputError(
-            "executing needs torch, which is not installed", "pip install 'blendrun[cpu]'"
-        )
     # Threads that spin for long while they wait (the default) make a machine with other work on it
     # many times slower; this is about 20 µs. OpenMP reads it when torch loads.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    try:
+        import_module("blendrun.engine.execute")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise InputError(
+            "executing needs torch, which is not installed", "pip install 'blendrun[cpu]'"
+        ) from error
     logging.captureWarnings(True)
     # a batch system's SIGTERM ends a run as Ctrl-C does: with what is finished saved
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -7,9 +7,14 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
 
 from blendrun.data.answers import OUTPUT_COLUMNS
+from blendrun.data.param_kinds import PARAM_KINDS
+from blendrun.data.structures import STRUCTURE_COLUMNS
 from blendrun.errors import InputError
 
-PARAM_COLUMNS = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos")
+PARAM_COLUMNS = (
+    *(name for name in PARAM_KINDS if name != "max_tokens"),
+    *STRUCTURE_COLUMNS,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class Ingester:
     `context_len` counts prompt and answer tokens; a row's `max_tokens` is cut to what it leaves.
 
     Raises:
-        InputError: no readable file, or a missing or clashing column.
+        InputError: no readable file, a missing or clashing column, or defaults that are not usable.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Ingester:
         num_workers: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        defaults.validate()
+        defaults.validate(vocab_size)
         if limit is not None and limit < 1:
             raise InputError(f"limit must be at least 1, not {limit}")
         files = expand_paths(paths)

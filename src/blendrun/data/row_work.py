@@ -13,25 +13,25 @@ import pyarrow as pa
 from blendrun.data.columns import ColumnNames
 from blendrun.data.flat_tokens import FlatTokens
 from blendrun.data.json_kinds import KindTracker
+from blendrun.data.param_kinds import PARAM_KINDS
 from blendrun.data.params import ParamColumns, read_params
 from blendrun.data.pieces import Piece
 from blendrun.data.prompts import TextTokenizer, prompt_tokens
 from blendrun.data.rows import Rejections, RowBatch
 from blendrun.data.sampling import SamplingParams
+from blendrun.data.structures import STRUCTURE_TYPE
 
+_OWN_PLACE = ("max_tokens", "n")  # `n` shows in how many requests a row has
 REQUEST_SCHEMA = pa.schema(
     [
         ("row", pa.int64()),  # input row over all sources in order, from 0
+        ("sample", pa.int32()),  # which of the row's answers, from 0
         ("prompt_len", pa.int32()),  # tokens, at least 1
         ("max_tokens", pa.int32()),  # prompt_len + max_tokens fits the context
         ("expected_len", pa.int32()),  # output tokens by a column, 1..max_tokens, or null
-        ("temperature", pa.float32()),
-        ("top_p", pa.float32()),
-        ("top_k", pa.int32()),
-        ("min_p", pa.float32()),
-        ("seed", pa.int64()),
-        ("stop", pa.list_(pa.string())),
-        ("ignore_eos", pa.bool_()),
+        # rare parameters are null where not set
+        *((name, kind.arrow) for name, kind in PARAM_KINDS.items() if name not in _OWN_PLACE),
+        ("structure", STRUCTURE_TYPE),  # what the answer must look like
     ]
 )
 REJECTED_SCHEMA = pa.schema(
@@ -75,16 +75,18 @@ class RowWork:
         """
         batch = piece.rows(self.columns.used())
         rejections: Rejections = {row: ("bad_json", why) for row, why in batch.bad.items()}
-        params = read_params(batch, self.columns, self.defaults, rejections)
+        params = read_params(batch, self.columns, self.defaults, self.vocab_size, rejections)
         prompts = prompt_tokens(batch, self.columns, self.tokenizer, self.vocab_size, rejections)
         self._check_lengths(prompts.lengths, rejections)
         keep = np.ones(len(batch), bool)
         keep[list(rejections)] = False
-        prompts = prompts.where(keep)
+        rows = np.flatnonzero(keep)
+        counts = params.numbers["n"][rows]  # a request for each answer
+        prompts = prompts.where(keep).repeated(counts)
         return WorkedRows(
             piece.path,
             len(batch),
-            self._requests(np.flatnonzero(keep), prompts.lengths, params),
+            self._requests(np.repeat(rows, counts), prompts.lengths, params),
             _rejected(piece.path, batch, rejections),
             prompts,
             batch.kinds,
@@ -108,23 +110,29 @@ class RowWork:
         self, rows: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], params: ParamColumns
     ) -> pa.RecordBatch:
         numbers = {field: values[rows] for field, values in params.numbers.items()}
+        is_new = np.diff(rows, prepend=-1) > 0
+        first = np.maximum.accumulate(np.where(is_new, np.arange(len(rows)), 0))
         room = self.context_len - lengths
         max_tokens = np.minimum(numbers.pop("max_tokens"), room).astype(np.int32)
         expected = params.expected_len[rows]
         columns = {
             "row": rows,
+            "sample": np.arange(len(rows)) - first,
             "prompt_len": lengths.astype(np.int32),
             "max_tokens": max_tokens,
             "expected_len": pa.array(
-                np.clip(expected, 1, max_tokens).astype(np.int32), mask=expected < 0
+                np.clip(expected, 1, np.maximum(max_tokens, 1)).astype(np.int32), mask=expected < 0
             ),
-            "stop": pa.array([params.stop[row] for row in rows], pa.list_(pa.string())),
             **numbers,
+            **{field: [values[row] for row in rows] for field, values in params.rare.items()},
         }
-        return pa.RecordBatch.from_arrays(
-            [pa.array(columns[field.name], field.type) for field in REQUEST_SCHEMA],
-            schema=REQUEST_SCHEMA,
-        )
+        arrays = [
+            pa.array(columns[field.name], field.type)
+            if field.name in columns
+            else pa.nulls(len(rows), field.type)
+            for field in REQUEST_SCHEMA
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=REQUEST_SCHEMA)
 
 
 def _rejected(path: str, batch: RowBatch, rejections: Rejections) -> pa.RecordBatch:

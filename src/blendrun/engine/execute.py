@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -28,7 +29,7 @@ from blendrun.schedule.plan_record import Plan
 class RunResult:
     run_dir: Path
     outputs: Path
-    num_rows: int
+    num_rows: int  # of the outputs
     num_errors: int
     was_complete: bool  # there was nothing left to do
 
@@ -63,7 +64,8 @@ def execute_plan(
     """
     begin = time.monotonic()
     with _opened(plan_path, run_dir, settings) as (plan, journal, manifest):
-        num_rows, outputs = plan.counts.rows, run_dir / OUTPUTS_FILE
+        counts, outputs = plan.counts, run_dir / OUTPUTS_FILE
+        num_rows = counts.requests + counts.rejected
         if manifest.is_complete and outputs.is_file():
             return RunResult(run_dir, outputs, num_rows, _num_errors(outputs), True)
         run = RunAttempt(plan, settings, events, journal, manifest)
@@ -72,9 +74,10 @@ def execute_plan(
         outputs = write_outputs(
             run_dir,
             sources,
-            num_rows,
-            pa.concat_tables([rejected for rejected, _ in windows]),
-            [rows for _, rows in windows],
+            counts.rows,
+            pa.concat_tables([window.rejected for window in windows]),
+            np.concatenate([window.num_answers for window in windows]),
+            [window.rows for window in windows],
         )
         run.update(wall_s=time.monotonic() - begin)
         write_manifest(run_dir, replace(run.manifest, is_complete=True))

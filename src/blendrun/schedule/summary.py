@@ -10,11 +10,11 @@ from operator import add
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from blendrun import __version__
 from blendrun.config import Resolved
 from blendrun.data.ingest import Ingested
+from blendrun.data.param_kinds import RARE_PARAMS
 from blendrun.schedule.estimate import predict
 from blendrun.schedule.lengths import PRIOR
 from blendrun.schedule.orders import Order
@@ -122,6 +122,9 @@ def _warnings(job: PricedJob, counts: PlanCounts) -> Iterator[str]:
     if not counts.requests:
         yield "there is no request to run"
         return
+    several = int((job.rows.requests["sample"].to_numpy() == 1).sum())
+    if several:
+        yield f"several answers to {count_of(several, 'row')}: the outputs have a row for each"
     if job.everything_fits:
         yield "the KV of all requests fits in memory at once, so the order hardly matters"
     if counts.sharing_possible < 0.01:
@@ -155,9 +158,9 @@ def _job_id(rows: Ingested, model: PlannedModel) -> str:
     for name in identity.column_names:
         column = identity[name]
         digest.update(name.encode())
-        if pa.types.is_list(column.type):
-            lengths = pc.list_value_length(column).to_numpy()
-            digest.update(lengths.tobytes() + repr(pc.list_flatten(column).to_pylist()).encode())
+        if name in RARE_PARAMS:
+            set_at = np.flatnonzero(column.is_valid().to_numpy())
+            digest.update(set_at.tobytes() + repr(column.drop_null().to_pylist()).encode())
         else:
             digest.update(column.to_numpy().tobytes())
     return digest.hexdigest()[:16]
