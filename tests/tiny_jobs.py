@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ from blendrun.schedule.settings import PlanSettings
 from blendrun.tree.build import build_tree
 from blendrun.tree.prefix_tree import PrefixTree
 
+SILENT = SimpleNamespace(  # RunEvents
+    begin=lambda _done, _total: None, note=lambda _text: None, step=lambda _advance: None
+)
 SHAPE = "llama-3.1-8b.toml"  # to plan without a checkpoint
 
 
@@ -70,10 +74,8 @@ def plan_files(
 
 def execute(plan: Path, run_dir: Path, **settings: Any) -> Any:
     """Execute in float32 unless told otherwise; the RunResult."""
-    from blendrun.engine.attempt import RunEvents
     from blendrun.engine.execute import execute_plan
     from blendrun.engine.settings import ExecuteSettings
 
-    silent = RunEvents(lambda _done, _total: None, lambda _text: None, lambda _advance: None)
     wanted = ExecuteSettings(**{"dtype": "float32", "flush_interval_s": 0.0, **settings})
-    return execute_plan(plan, run_dir, wanted, silent)
+    return execute_plan(plan, run_dir, wanted, SILENT)

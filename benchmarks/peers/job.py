@@ -16,11 +16,12 @@ import pyarrow.compute as pc
 import pyarrow.json
 import pyarrow.parquet as pq
 
+from blendrun.data.columns import PARAM_COLUMNS
 from blendrun.engine.requests import EngineRequests
 from blendrun.schedule.plan_file import read_plan
 
 _ROOT = Path(__file__).resolve().parents[2]
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos", "output_len")
+_SAMPLING = (*PARAM_COLUMNS, "output_len")
 _JSON_BLOCK_BYTES = 64 << 20  # the longest line that can be read
 
 

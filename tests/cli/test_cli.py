@@ -79,6 +79,65 @@ def test_plan_tells_what_it_found_and_where_the_plan_is(blendrun: Blendrun, tmp_
     assert (tmp_path / "plan.json").is_file()
 
 
+def test_parameters_of_rows_have_flags(blendrun: Blendrun, tmp_path: Path):
+    given = {
+        "--stop-token-id": 7,
+        "--repetition-penalty": 1.5,
+        "--presence-penalty": -1,
+        "--frequency-penalty": 2,
+        "--logit-bias": '{"42": -100}',
+        "--logprobs": 0,
+        "--prompt-logprobs": 3,
+        "--n": 2,
+    }
+    words = [word for pair in given.items() for word in pair]
+    said = plan_tokens(blendrun, *words)
+    assert said.code == 0
+    assert re.search(r"requests +6 +of 3 rows", said.out)
+    assert "note: several answers to 3 rows" in said.out
+    columns = pq.read_table(tmp_path / "plan.data" / "requests.parquet").to_pylist()[0]
+    assert columns["stop_token_ids"] == [7]
+    assert columns["repetition_penalty"] == 1.5
+    assert (columns["presence_penalty"], columns["frequency_penalty"]) == (-1, 2)
+    assert columns["logit_bias"] == [(42, -100)]
+    assert (columns["logprobs"], columns["prompt_logprobs"]) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "kind"),
+    [
+        ("--json-schema", '{"type": "object"}', "json_schema"),
+        ("--json-schema", "schema.json", "json_schema"),
+        ("--response-format", "json_object", "json_schema"),
+        ("--regex", "a|b", "regex"),
+        ("--grammar", "rules.lark", "grammar"),
+    ],
+)
+def test_what_answers_must_look_like_has_flags(
+    flag: str, value: str, kind: str, blendrun: Blendrun, tmp_path: Path
+):
+    (tmp_path / "schema.json").write_text('{"type": "object"}')
+    (tmp_path / "rules.lark").write_text("start: /a+/")
+    assert plan_tokens(blendrun, flag, value).code == 0
+    column = pq.read_table(tmp_path / "plan.data" / "requests.parquet")["structure"].to_pylist()
+    path = tmp_path / value
+    text = path.read_text() if path.is_file() else value
+    text = '{"type": "object"}' if value == "json_object" else text
+    assert column == [{"kind": kind, "text": text}] * 3
+
+
+def test_parameters_can_stand_in_a_job_file(blendrun: Blendrun, tmp_path: Path):
+    (tmp_path / "job.toml").write_text(
+        'stop_token_ids = [7]\nlogprobs = 2\nlogit_bias = {"42" = -1}\n'
+        'response_format = {type = "json_object"}\n'
+    )
+    assert plan_tokens(blendrun, "--config", "job.toml").code == 0
+    (row, *_) = pq.read_table(tmp_path / "plan.data" / "requests.parquet").to_pylist()
+    assert (row["stop_token_ids"], row["logprobs"]) == ([7], 2)
+    assert row["logit_bias"] == [(42, -1)]
+    assert row["structure"] == {"kind": "json_schema", "text": '{"type": "object"}'}
+
+
 def test_plan_without_a_model_is_refused(blendrun: Blendrun):
     assert_refused(blendrun("plan", "tokens.jsonl"), "which model? --model is missing")
 
@@ -93,7 +152,18 @@ def test_plan_without_a_model_is_refused(blendrun: Blendrun):
         (["--cost", "free"], "cost must be one of product, paper"),
         (["--limit", "0"], "limit must be at least 1"),
         (["--keep-sharing", "1.5"], "keep_sharing must be between 0 and 1"),
-        (["--max-tokens", "0"], "max_tokens must be at least 1"),
+        (["--max-tokens", "-1"], "max_tokens must be 0 or above"),
+        (["--repetition-penalty", "0"], "repetition_penalty must be above 0"),
+        (["--logit-bias", "{"], "--logit-bias must be JSON"),
+        (["--logit-bias", "[1]"], "--logit-bias must be a JSON object"),
+        (["--logit-bias", '{"a": 1}'], "logit_bias must give token ids numbers"),
+        (["--logit-bias", '{"999999999": 1}'], "logit_bias must name tokens of the vocabulary"),
+        (["--logprobs", "21"], "logprobs must be 0 to 20"),
+        (["--n", "0"], "n must be 1 to"),
+        (["--regex", "a("], "regex: "),
+        (["--json-schema", "{"], "json_schema: not JSON"),
+        (["--response-format", "xml"], "response_format must be"),
+        (["--regex", "a", "--grammar", "start: /a/"], "regex and grammar are set"),
         (["--temperature", "-1"], "temperature must be 0 or above"),
         (["--hardware", "abacus"], "no hardware profile 'abacus'"),
         (["--tp", "3"], "3"),

@@ -29,7 +29,7 @@ def test_a_job_without_rows_ends_well_and_loads_no_model(
         raise AssertionError("a model was loaded")
 
     monkeypatch.setattr("blendrun.engine.attempt.LoadedModel.load", refuse)
-    schema = pa.schema([("prompt", pa.string()), ("n", pa.int8())])
+    schema = pa.schema([("prompt", pa.string()), ("k", pa.int8())])
     if name.endswith(".parquet"):
         pq.ParquetWriter(tmp_path / name, schema).close()
     else:
@@ -71,10 +71,11 @@ def test_a_template_and_an_id_column_make_requests_of_a_table(
 
 
 def test_a_batch_file_is_known_by_its_lines(blendrun: Blendrun, checkpoint: Path, tmp_path: Path):
+    body = {"model": "gpt-4o", "messages": [{"role": "user", "content": "fox"}]}
     rows = [
         {"custom_id": f"r{i}", "method": "POST", "url": "/v1/chat/completions",
-         "body": {"model": "gpt-4o", "messages": [{"role": "user", "content": "fox"}], "n": i}}
-        for i in (1, -1)
+         "body": body | {"stream": i == 2}}
+        for i in (1, 2)
     ]  # fmt: skip
     write_rows(tmp_path / "batch.jsonl", rows)
     said = blendrun(
@@ -84,7 +85,7 @@ def test_a_batch_file_is_known_by_its_lines(blendrun: Blendrun, checkpoint: Path
     assert "1 bad_parameter" in said.out
     assert "note: 1 row whose body names another model, such as 'gpt-4o'" in said.out
     rejected = pq.read_table(tmp_path / "b.data" / "rejected.parquet").to_pylist()
-    assert [(row["line"], row["id"]) for row in rejected] == [(2, "r-1")]
+    assert [(row["line"], row["id"]) for row in rejected] == [(2, "r2")]
 
 
 @pytest.mark.parametrize(

@@ -187,9 +187,9 @@ def test_types_of_parquet_are_identical_in_the_output(outputs):
 def test_bytes_that_are_no_text_set_their_row_aside(outputs):
     offsets = pa.py_buffer(np.array([0, 1, 3, 4], np.int32))
     prompts = pa.StringArray.from_buffers(3, offsets, pa.py_buffer(b"a\xff\xfeb"))
-    result, written = outputs(pa.table({"prompt": prompts, "n": [1, 2, 3]}))
+    result, written = outputs(pa.table({"prompt": prompts, "k": [1, 2, 3]}))
     assert result.requests["row"].to_pylist() == [0, 2]
-    assert written["n"].to_pylist() == [1, 2, 3]
+    assert written["k"].to_pylist() == [1, 2, 3]
     error = written["error"].to_pylist()[1]
     assert error.startswith("bad_type: column 'prompt': 'utf-8' codec can't decode")
 
@@ -265,7 +265,7 @@ def test_a_nested_row_group_of_twenty_megabytes_is_read_whole(outputs):
     assert written.select(table.column_names).equals(table)
 
 
-SCHEMA = pa.schema([("prompt", pa.string()), ("n", pa.decimal128(9, 2))])
+SCHEMA = pa.schema([("prompt", pa.string()), ("k", pa.decimal128(9, 2))])
 EMPTY_GROUPS = {"no row groups": 0, "one empty row group": 1, "empty ones around": 3}
 
 
@@ -273,15 +273,15 @@ EMPTY_GROUPS = {"no row groups": 0, "one empty row group": 1, "empty ones around
 def test_row_groups_may_be_empty(tmp_path, tokenizer, groups):
     path = tmp_path / "a.parquet"
     full = pa.table(
-        {"prompt": ["x"], "n": pa.array([decimal.Decimal("1.00")], SCHEMA.field(1).type)}
+        {"prompt": ["x"], "k": pa.array([decimal.Decimal("1.00")], SCHEMA.field(1).type)}
     )
     with pq.ParquetWriter(path, SCHEMA) as writer:
         for number in range(groups):
             writer.write_table(full if number == 1 else SCHEMA.empty_table())
     _, table = through([path], tmp_path, tokenizer)
     assert table.num_rows == (groups == 3)
-    assert table.schema.names[:2] == ["prompt", "n"]
-    assert table.schema.field("n").type == SCHEMA.field("n").type
+    assert table.schema.names[:2] == ["prompt", "k"]
+    assert table.schema.field("k").type == SCHEMA.field("k").type
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \r\n", BOM])
@@ -316,9 +316,9 @@ def test_an_empty_text_runs_with_the_token_that_begins_every_text(outputs, bos_t
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_the_context_holds_a_prompt_and_at_least_one_token_in_any_order(outputs, order):
-    rows = [{"prompt": "x" * n, "n": n} for n in (8, 9, 10, 11)][::order]
+    rows = [{"prompt": "x" * n, "k": n} for n in (8, 9, 10, 11)][::order]
     result, table = outputs(lines(*rows), context_len=10)
-    errors = dict(zip(table["n"].to_pylist(), table["error"].to_pylist(), strict=True))
+    errors = dict(zip(table["k"].to_pylist(), table["error"].to_pylist(), strict=True))
     assert errors[8] is errors[9] is None
     assert errors[10].startswith("context_length: the prompt has 10 tokens, the limit is 9")
     assert errors[11].startswith("context_length: the prompt has 11 tokens")

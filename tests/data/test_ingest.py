@@ -11,6 +11,7 @@ import pytest
 from blendrun.data import jsonl_reader
 from blendrun.data.columns import ColumnNames
 from blendrun.data.input_options import InputOptions
+from blendrun.data.param_kinds import RARE_PARAMS
 from blendrun.data.sampling import SamplingParams
 from blendrun.errors import InputError
 from tiny_ingest import ingest
@@ -173,7 +174,24 @@ def test_a_prompt_leaves_room_for_one_token_of_answer(run):
 
 
 def test_columns_override_the_defaults_where_they_are_set(run):
-    defaults = SamplingParams(7, 0.5, 0.9, 40, 0.1, 11, ("END",), True)
+    defaults = SamplingParams(
+        max_tokens=7,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=40,
+        min_p=0.1,
+        seed=11,
+        stop=("END",),
+        ignore_eos=True,
+        stop_token_ids=(3,),
+        repetition_penalty=1.5,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        logit_bias=((4, 1.0),),
+        logprobs=0,
+        prompt_logprobs=7,
+        structure=("regex", "a"),
+    )
     own = {
         "max_tokens": 3,
         "temperature": 0,
@@ -183,9 +201,20 @@ def test_columns_override_the_defaults_where_they_are_set(run):
         "seed": -5,
         "ignore_eos": False,
         "stop": ["a", "b"],
+        "stop_token_ids": [7, 8],
+        "repetition_penalty": 1.25,
+        "presence_penalty": 1,
+        "frequency_penalty": -2,
+        "logit_bias": [(5, -100.0), (256, 2.5)],
+        "logprobs": 20,
+        "prompt_logprobs": 0,
+        "structure": {"kind": "regex", "text": "b"},
     }
-    rows = [{"prompt": "x"}, {"prompt": "x", **own}, {"prompt": "x", **dict.fromkeys(own)}]
-    result = run(rows, defaults=defaults).requests.drop(["row", "prompt_len", "expected_len"])
+    given = {name: value for name, value in own.items() if name != "structure"}
+    given |= {"logit_bias": {"5": -1e9, "256": 2.5}, "regex": "b"}  # cut to -100
+    rows = [{"prompt": "x"}, {"prompt": "x", **given}, {"prompt": "x", **dict.fromkeys(given)}]
+    result = run(rows, defaults=defaults).requests
+    result = result.drop(["row", "sample", "prompt_len", "expected_len"])
     plain = {
         "max_tokens": 7,
         "temperature": 0.5,
@@ -195,18 +224,65 @@ def test_columns_override_the_defaults_where_they_are_set(run):
         "seed": 11,
         "stop": ["END"],
         "ignore_eos": True,
+        "stop_token_ids": [3],
+        "repetition_penalty": 1.5,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "logit_bias": [(4, 1.0)],
+        "logprobs": 0,
+        "prompt_logprobs": 7,
+        "structure": {"kind": "regex", "text": "a"},
     }
     assert result.to_pylist() == [plain, own, plain]
 
 
 def test_one_stop_text_and_whole_floats_are_taken(run):
-    rows = [{"prompt": "x", "stop": "a", "max_tokens": 4.0, "top_k": 2.0}]
+    rows = [{"prompt": "x", "stop": "a", "max_tokens": 4.0, "top_k": 2.0, "stop_token_ids": 9}]
     (request,) = run(rows).requests.to_pylist()
     assert (request["stop"], request["max_tokens"], request["top_k"]) == (["a"], 4, 2)
+    assert request["stop_token_ids"] == [9]
+
+
+@pytest.mark.parametrize(
+    "bias",
+    [
+        pa.array([{"5": 1.0, "7": -2.0}, {"5": 3.0}]),  # a struct, with nulls
+        pa.array([[(5, 1.0), (7, -2.0)], [(5, 3.0)]], pa.map_(pa.int64(), pa.float64())),
+        pa.array([[("5", 1), ("7", -2)], [("5", 3)]], pa.map_(pa.string(), pa.int8())),
+        pa.array(['{"5": 1, "7": -2}', '{"5": 3}']),
+    ],
+    ids=["struct", "map", "text map", "JSON"],
+)
+def test_a_bias_may_be_of_several_arrow_kinds(run, bias):
+    result = run(pa.table({"prompt": ["a", "b"], "logit_bias": bias}))
+    assert result.requests["logit_bias"].to_pylist() == [[(5, 1.0), (7, -2.0)], [(5, 3.0)]]
+
+
+def test_rare_parameters_are_null_where_nobody_sets_them(run):
+    (request,) = run([{"prompt": "x"}]).requests.to_pylist()
+    assert {request[name] for name in RARE_PARAMS} == {None}
+
+
+def test_a_row_is_a_request_for_each_of_its_answers(run):
+    rows = [{"prompt": "a", "n": 3}, {"prompt": "b", "n": 0}, {"prompt": "c"}, {"prompt": "d"}]
+    result = run(rows, defaults=SamplingParams(n=2))
+    assert texts(result) == ["a", "a", "a", "c", "c", "d", "d"]
+    assert result.requests["row"].to_pylist() == [0, 0, 0, 2, 2, 3, 3]
+    assert result.requests["sample"].to_pylist() == [0, 1, 2, 0, 1, 0, 1]
+    assert (result.num_rows, codes(result)) == (4, ["bad_parameter"])
+
+
+def test_a_default_outside_the_vocabulary_is_refused(run):
+    with pytest.raises(InputError, match="stop_token_ids"):
+        run([{"prompt": "x"}], defaults=SamplingParams(stop_token_ids=(257,)))
+
+
+def test_no_tokens_may_be_asked_for(run):
+    (request,) = run([{"prompt": "x", "max_tokens": 0, "output_len": 3}]).requests.to_pylist()
+    assert (request["max_tokens"], request["expected_len"]) == (0, 1)
 
 
 BAD_PARAMS = [
-    ("max_tokens", 0),
     ("max_tokens", -1),
     ("max_tokens", 1.5),
     ("max_tokens", "5"),
@@ -228,6 +304,29 @@ BAD_PARAMS = [
     ("stop", ["a", ""]),
     ("stop", ["a", 1]),
     ("stop", 3),
+    ("stop_token_ids", [1, -2]),
+    ("stop_token_ids", 257),
+    ("stop_token_ids", [1.5]),
+    ("stop_token_ids", "5"),
+    ("repetition_penalty", 0),
+    ("repetition_penalty", "1"),
+    ("presence_penalty", 3),
+    ("frequency_penalty", -2.5),
+    ("n", 0),
+    ("n", 2**14 + 1),
+    ("n", "2"),
+    ("logprobs", 21),
+    ("logprobs", True),
+    ("prompt_logprobs", -1),
+    ("prompt_logprobs", 0.5),
+    ("logit_bias", {"257": 1}),
+    ("logit_bias", {"-1": 1}),
+    ("logit_bias", {"a": 1}),
+    ("logit_bias", {"1": "much"}),
+    ("logit_bias", {"1": None}),
+    ("logit_bias", [5]),
+    ("logit_bias", "no JSON"),
+    ("logit_bias", 5),
     ("ignore_eos", 1),
     ("ignore_eos", "yes"),
     ("output_len", -1),
@@ -259,6 +358,11 @@ def test_columns_go_by_the_names_given(run):
     names = ColumnNames(prompt="question", max_tokens="budget", output_len="n_out")
     (request,) = run(rows, names).requests.to_pylist()
     assert (request["max_tokens"], request["expected_len"]) == (2, 1)
+
+
+def test_a_bad_parameter_is_told_by_the_name_of_its_column(run):
+    result = run([{"prompt": "x", "budget": -2}], ColumnNames(max_tokens="budget"))
+    assert messages(result) == ["budget: max_tokens must be 0 or above, not -2"]
 
 
 @pytest.mark.parametrize("as_parquet", [False, True])

@@ -97,13 +97,13 @@ def test_a_change_behind_a_url_is_noticed(memory, tokenizer, tmp_path):
 
 
 def test_rows_behind_urls_come_out_with_their_columns(memory, tokenizer, tmp_path):
-    table = pa.table({"prompt": ["a"], "n": pa.array([2**63 - 1])})
+    table = pa.table({"prompt": ["a"], "k": pa.array([2**63 - 1])})
     with memory.open("/job/part=07/a.parquet", "wb") as file:
         pq.write_table(table, file)
-    put(memory, "part=08/b.jsonl", json.dumps({"prompt": None, "n": 1}).encode())
+    put(memory, "part=08/b.jsonl", json.dumps({"prompt": None, "k": 1}).encode())
     _, outputs = through(["memory://job"], tmp_path, tokenizer)
-    rows = outputs.select(["prompt", "n", "part"]).to_pylist()
+    rows = outputs.select(["prompt", "k", "part"]).to_pylist()
     assert rows == [
-        {"prompt": "a", "n": 2**63 - 1, "part": "07"},
-        {"prompt": None, "n": 1, "part": "08"},
+        {"prompt": "a", "k": 2**63 - 1, "part": "07"},
+        {"prompt": None, "k": 1, "part": "08"},
     ]

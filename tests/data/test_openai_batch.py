@@ -86,6 +86,18 @@ def test_the_columns_of_the_output_are_those_of_the_line(run):
     )
 
 
+def test_several_answers_log_probabilities_and_formats_are_asked_for_as_openai_does(run):
+    body = {"n": 2, "logprobs": True, "top_logprobs": 3, "logit_bias": {"5": -100}}
+    result = run([line(0, CHAT_URL, body), line(1, CHAT_URL, {"logprobs": True}), line(2)])
+    assert result.requests["row"].to_pylist() == [0, 0, 1, 2]
+    assert result.requests["logprobs"].to_pylist() == [3, 3, 0, None]
+    assert result.requests["logit_bias"].to_pylist()[0] == [(5, -100.0)]
+    (request,) = run(
+        [line(0, CHAT_URL, {"response_format": {"type": "json_object"}})]
+    ).requests.to_pylist()
+    assert request["structure"]["kind"] == "json_schema"
+
+
 def test_tools_of_a_body_reach_the_template(run):
     tools = [{"type": "function", "function": {"name": "f"}}]
     (text,) = texts(run([line(0, CHAT_URL, {"tools": tools, "tool_choice": "auto"})]))
@@ -109,7 +121,7 @@ BAD = [
     (line(1, body={"prompt": {"a": 1}}), "bad_type: the prompt must be text"),
     (line(1, CHAT_URL, {"messages": []}), "empty_prompt: messages is an empty list"),
     (line(1, body={"stream": True}), "bad_parameter: stream True is not supported"),
-    (line(1, CHAT_URL, {"response_format": {"type": "json_object"}}), "bad_parameter: response_f"),
+    (line(1, CHAT_URL, {"response_format": {"type": "xml"}}), "bad_parameter: response_format"),
     (line(1, CHAT_URL, {"tool_choice": "required"}), "bad_parameter: tool_choice 'required'"),
     (line(1, body={"no_such": 1}), "bad_parameter: no_such 1 is not supported"),
     (line(1, body={"max_tokens": -1}), "bad_parameter: max_tokens must be"),

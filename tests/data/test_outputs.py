@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from blendrun.data import outputs, parquet_reader
-from blendrun.data.answers import OUTPUT_COLUMNS, answers_table
+from blendrun.data.answers import PLAIN_OUTPUT_COLUMNS, answers_table
 from blendrun.data.columns import ColumnNames
 from blendrun.data.outputs import write_outputs
 from blendrun.data.results import ResultJournal
@@ -85,7 +85,7 @@ def test_columns_types_and_metadata_of_a_parquet_file_are_unchanged(tmp_path, jo
     _, write = job(source, order=lambda rows: rows[::-1], parts=5)
     written = pq.read_table(write())
     expected = pq.read_table(source)
-    own = written.drop(list(OUTPUT_COLUMNS))
+    own = written.drop(list(PLAIN_OUTPUT_COLUMNS))
     assert own.equals(expected)
     assert own.schema.equals(expected.schema, check_metadata=True)
     assert written["output_text"].to_pylist() == [f"answer {row}" for row in range(25)]
@@ -106,7 +106,8 @@ def test_json_columns_come_back_by_kind_and_bad_rows_with_their_reason(tmp_path,
     path.write_text("\n\n".join(lines))
     _, write = job(path)
     table = pq.read_table(write())
-    assert table.schema.names == ["id", "prompt", "x", "big", "messages", "meta", *OUTPUT_COLUMNS]
+    own = ["id", "prompt", "x", "big", "messages", "meta"]
+    assert table.schema.names == [*own, *PLAIN_OUTPUT_COLUMNS]
     assert table["id"].to_pylist() == [2**63 - 1, None, None, None, -1]
     assert table["prompt"].to_pylist() == ["2024-01-01", None, "7", None, None]
     assert table["x"].to_pylist() == [1.0, None, 0.5, None, None]
@@ -118,7 +119,7 @@ def test_json_columns_come_back_by_kind_and_bad_rows_with_their_reason(tmp_path,
     assert errors[1].startswith("bad_json: Expecting value")
     assert errors[4].startswith("empty_prompt: ")
     assert [errors[i] for i in (0, 2, 3)] == [None] * 3
-    for name in set(OUTPUT_COLUMNS) - {"status", "error"}:
+    for name in set(PLAIN_OUTPUT_COLUMNS) - {"status", "error", "stop_reason"}:
         assert [v is None for v in table[name].to_pylist()] == [False, True, False, False, True]
 
 
@@ -140,7 +141,7 @@ def test_no_rows_give_a_file_with_the_full_schema(tmp_path, job):
     pq.ParquetWriter(path, pa.schema([("prompt", pa.string()), ("x", pa.int8())])).close()
     _, write = job(path)
     table = pq.read_table(write())
-    assert (table.num_rows, table.schema.names) == (0, ["prompt", "x", *OUTPUT_COLUMNS])
+    assert (table.num_rows, table.schema.names) == (0, ["prompt", "x", *PLAIN_OUTPUT_COLUMNS])
 
 
 def test_a_file_of_bad_lines_only_still_has_its_rows(tmp_path, job):

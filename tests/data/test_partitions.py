@@ -69,17 +69,17 @@ def test_one_file_of_the_tree_has_the_same_columns(outputs):
 
 
 def test_a_column_of_the_file_wins_over_the_folder(tmp_path, outputs):
-    folder = tmp_path / "n=1"
+    folder = tmp_path / "k=1"
     folder.mkdir()
-    pq.write_table(pa.table({"prompt": ["x"], "n": [5]}), folder / "a.parquet")
-    assert outputs("n=1")["n"].to_pylist() == [5]
+    pq.write_table(pa.table({"prompt": ["x"], "k": [5]}), folder / "a.parquet")
+    assert outputs("k=1")["k"].to_pylist() == [5]
 
 
 def test_where_rows_disagree_in_kind_the_folder_is_json_text_too(tmp_path, outputs):
-    folder = tmp_path / "n=1"
+    folder = tmp_path / "k=1"
     folder.mkdir()
-    (folder / "a.jsonl").write_text('{"prompt": "x", "n": [5]}\n{"prompt": "y"}\nbad\n')
-    assert [json.loads(n) for n in outputs("n=1")["n"].to_pylist()] == [[5], "1", "1"]
+    (folder / "a.jsonl").write_text('{"prompt": "x", "k": [5]}\n{"prompt": "y"}\nbad\n')
+    assert [json.loads(n) for n in outputs("k=1")["k"].to_pylist()] == [[5], "1", "1"]
 
 
 def test_a_folder_may_hold_the_prompt_or_clash(tmp_path, outputs):

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from blendrun.data import disk
-from blendrun.data.answers import ANSWER_SCHEMA, answers_table
+from blendrun.data.answers import ANSWER_SCHEMA, MOST_ANSWERS, answers_table
 from blendrun.data.results import ResultJournal, read_answers, read_steps
 from blendrun.errors import CapacityError, InputError, PlanError
 
@@ -25,6 +25,11 @@ def answers(*rows, text="text"):
         num_prompt_tokens=[5] * len(rows),
         num_cached_tokens=[3] * len(rows),
     )
+
+
+def rows_in(journal):
+    assert not (journal.finished() % MOST_ANSWERS).any()
+    return list(journal.finished() // MOST_ANSWERS)
 
 
 def test_answers_from_columns_have_the_schema():
@@ -46,20 +51,20 @@ def test_answers_from_columns_have_the_schema():
 
 def test_what_is_appended_is_there_after_reopening(tmp_path):
     with ResultJournal(tmp_path / "deep" / "run") as journal:
-        assert list(journal.finished_rows()) == []
+        assert rows_in(journal) == []
         journal.append(answers(5, 1))
         journal.append(answers())
         journal.append(answers(3))
-        assert list(journal.finished_rows()) == [1, 3, 5]
+        assert rows_in(journal) == [1, 3, 5]
         run_dir = journal.run_dir
     assert [p.name for p in sorted((run_dir / "parts").iterdir())] == [
         "part-000001.parquet",
         "part-000002.parquet",
     ]
     with ResultJournal(run_dir) as journal:
-        assert list(journal.finished_rows()) == [1, 3, 5]
+        assert rows_in(journal) == [1, 3, 5]
         journal.append(answers(2))
-        assert list(journal.finished_rows()) == [1, 2, 3, 5]
+        assert rows_in(journal) == [1, 2, 3, 5]
     table = read_answers(run_dir)
     assert table["row"].to_pylist() == [1, 2, 3, 5]
     assert table["output_text"].to_pylist() == ["text 1", "text 2", "text 3", "text 5"]
@@ -69,7 +74,7 @@ def test_of_two_answers_to_a_row_the_first_stays(tmp_path):
     with ResultJournal(tmp_path) as journal:
         journal.append(answers(2, 1, text="first"))
         journal.append(answers(1, 0, text="second"))
-        assert list(journal.finished_rows()) == [0, 1, 2]
+        assert rows_in(journal) == [0, 1, 2]
     assert read_answers(tmp_path)["output_text"].to_pylist() == ["second 0", "first 1", "first 2"]
 
 
@@ -104,7 +109,7 @@ def test_leftovers_are_not_read_and_go(tmp_path):
         path.write_bytes(b"half")
     assert read_answers(tmp_path).num_rows == 1
     with ResultJournal(tmp_path) as journal:
-        assert list(journal.finished_rows()) == [1]
+        assert rows_in(journal) == [1]
     assert not any(path.exists() for path in leftovers)
 
 
@@ -135,7 +140,7 @@ def test_a_part_that_cannot_be_read_is_named(tmp_path, damage):
             read(tmp_path)
     (tmp_path / "parts" / "part-000002.parquet").unlink()
     with ResultJournal(tmp_path) as journal:  # the failed opening kept no lock
-        assert list(journal.finished_rows()) == [1]
+        assert rows_in(journal) == [1]
 
 
 def test_a_second_writer_is_refused_until_the_first_closes(tmp_path):
@@ -161,10 +166,10 @@ def test_a_part_that_fails_leaves_nothing(tmp_path, monkeypatch, step):
                 patch.setattr(disk.Path, "replace", fail)
             with pytest.raises(CapacityError, match=r"part-000002\.parquet"):
                 journal.append(answers(2))
-        assert list(journal.finished_rows()) == [1]
+        assert rows_in(journal) == [1]
         assert len(list((tmp_path / "parts").iterdir())) == 1
         journal.append(answers(2))
-        assert list(journal.finished_rows()) == [1, 2]
+        assert rows_in(journal) == [1, 2]
 
 
 WRITER = """
@@ -174,7 +179,7 @@ from blendrun.data.answers import answers_table
 from blendrun.data.results import ResultJournal
 
 journal = ResultJournal(Path(sys.argv[1]))
-row = len(journal.finished_rows())
+row = len(journal.finished())
 while True:
     journal.append(answers_table(
         row=[row], output_text=[str(row)], output_token_ids=[[row]], finish_reason=["stop"],
@@ -196,7 +201,7 @@ def test_what_was_appended_survives_kill_and_the_lock_does_not(tmp_path):
                 ResultJournal(tmp_path)
             child.send_signal(signal.SIGKILL)
         with ResultJournal(tmp_path) as journal:
-            rows = list(journal.finished_rows())
+            rows = rows_in(journal)
         assert rows == list(range(len(rows)))
         assert len(rows) > confirmed
     assert read_answers(tmp_path)["output_text"].to_pylist() == [str(row) for row in rows]

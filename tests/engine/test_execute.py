@@ -9,14 +9,19 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from blendrun.config import resolve
 from blendrun.data.manifest import read_manifest
 from blendrun.data.results import ResultJournal, read_answers, read_steps
-from blendrun.engine import torch_backend
+from blendrun.engine import drawing, torch_backend
+from blendrun.engine.execute import execute_sample
+from blendrun.engine.settings import ExecuteSettings
 from blendrun.errors import BackendError, CapacityError, InputError, PlanError
 from blendrun.report.report import make_report
 from blendrun.schedule.orders import POLICIES
 from blendrun.schedule.plan_file import read_plan
-from tiny_jobs import SHAPE, execute, plan_files, plan_job, write_rows
+from blendrun.schedule.planner import plan_again
+from blendrun.schedule.settings import PlanSettings
+from tiny_jobs import SHAPE, SILENT, execute, ignore_progress, plan_files, plan_job, write_rows
 from tiny_models import make_checkpoint
 
 TEXT = "question: what is the sum of 12 and 30? answer: the "
@@ -124,7 +129,12 @@ def test_preemption_does_not_change_an_answer(
     policy: str, checkpoint: Path, reference, tmp_path: Path
 ):
     # as many requests of each kind as fill the pages with answers that have grown
-    many = [{**row, "id": f"{row['id']}{copy}"} for copy in range(3) for row in ROWS]
+    # (equal ones would run once)
+    many = [
+        {**row, "id": f"{row['id']}{copy}", "stop": f"never {copy}"}
+        for copy in range(3)
+        for row in ROWS
+    ]
     plan, _ = plan_job(tmp_path, many, checkpoint, policy=policy)
     execute(plan, tmp_path / "run", page_size=4, kv_memory=35 * 4 * 512)
     steps = read_steps(tmp_path / "run")
@@ -369,13 +379,13 @@ def test_logits_that_are_no_numbers_make_one_error_row(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    real = torch_backend.sample
+    real = drawing.sample
 
     def spoiled(logits, columns):
         logits[torch.from_numpy((columns.row == 1) & (columns.position > 8))] = torch.nan
         return real(logits, columns)
 
-    monkeypatch.setattr(torch_backend, "sample", spoiled)
+    monkeypatch.setattr(drawing, "sample", spoiled)
     plan, _ = plan_files(tmp_path / "plan.json", [rows], checkpoint, temperature=temperature)
     assert execute(plan, tmp_path / "run").num_errors == 1
     made = outputs(tmp_path / "run")
@@ -449,3 +459,32 @@ def test_a_plan_in_windows_answers_as_a_whole_one(
         execute(tmp_path / plan.windows[0], tmp_path / "one")
     with pytest.raises(PlanError, match="3 windows"):
         read_plan(plan_path)
+
+
+def columns(table: pa.Table, *names: str) -> list[list[Any]]:
+    return [table[name].to_pylist() for name in names]
+
+
+def test_a_sample_is_answered_first_and_stays_part_of_the_run(checkpoint: Path, tmp_path: Path):
+    rows = [{"prompt_token_ids": [i + 10, 3, 4], "max_tokens": 300 + i} for i in range(40)]
+    path, plan = plan_job(tmp_path, rows, checkpoint, prior_output_len=5)
+    assert plan.counts.lengths_from == {"prior": 40}
+    run_dir = tmp_path / "run"
+    settings = ExecuteSettings(dtype="float32", flush_interval_s=0.0)
+    execute_sample(path, run_dir, settings, SILENT)
+    sampled = read_answers(run_dir)
+    assert sampled.num_rows == 16
+    assert not (run_dir / "outputs.parquet").exists()
+    wanted = {**plan.settings, "lengths_from": [str(run_dir)]}
+    resolved = resolve(PlanSettings, {}, wanted, "test")
+    again = plan_again(path, resolved, ignore_progress)
+    assert again.job_id == plan.job_id
+    assert again.counts.lengths_from == {"subtree": 24, "same prompt": 16}
+    stored = read_plan(path)
+    expected = dict(zip(*columns(stored.requests, "row", "expected_output_len"), strict=True))
+    for row, length in zip(*columns(sampled, "row", "num_output_tokens"), strict=True):
+        assert expected[row] == length
+    execute(path, run_dir)
+    assert [row["status"] for row in outputs(run_dir)] == ["ok"] * 40
+    parts = [pq.read_table(p)["row"].to_pylist() for p in (run_dir / "parts").iterdir()]
+    assert sorted(row for part in parts for row in part) == list(range(40))

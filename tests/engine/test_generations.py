@@ -7,22 +7,24 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from blendrun.data.detokenizer import Detokenizer
 from blendrun.engine.generations import NON_FINITE, Generation, Generations
+from tiny_tokenizers import EOS, OTHER_EOS, byte_tokenizer
 
-EOS = 300  # a special token: not in the text
 PROMPT = [65, 66]
+DETOKENIZER = Detokenizer(byte_tokenizer())
 
 
-class ByteTokenizer:
-    def decode(self, token_ids) -> str:
-        return bytes(t for t in token_ids if t < 256).decode(errors="replace")
-
-
-def make(max_tokens=1000, stop=(), ignore_eos=False, num_requests=1, eos=(EOS,)):
+def make(max_tokens=1000, stop=(), ignore_eos=False, num_requests=1, eos=(EOS,), stop_token_ids=()):
+    every = range(num_requests)
     requests = SimpleNamespace(
         max_tokens=np.full(num_requests, max_tokens, np.int32),
         ignore_eos=np.full(num_requests, ignore_eos),
-        stop=dict.fromkeys(range(num_requests), tuple(stop)) if stop else {},
+        stop=dict.fromkeys(every, tuple(stop)) if stop else {},
+        stop_token_ids=dict.fromkeys(every, tuple(stop_token_ids)) if stop_token_ids else {},
+        has_structure=np.zeros(num_requests, bool),
+        logprobs=np.full(num_requests, -1, np.int8),
+        has_stops=np.full(num_requests, bool(stop or stop_token_ids)),
         prompt=lambda request: np.array(PROMPT, np.int32) + request,
     )
 
@@ -30,7 +32,7 @@ def make(max_tokens=1000, stop=(), ignore_eos=False, num_requests=1, eos=(EOS,))
         def __len__(self) -> int:
             return num_requests
 
-    return Generations(Sized(**vars(requests)), eos, ByteTokenizer())
+    return Generations(Sized(**vars(requests)), eos, DETOKENIZER)
 
 
 def feed(generations: Generations, tokens) -> tuple[Generation | None, int]:
@@ -51,7 +53,7 @@ def test_end_of_sequence_ends_and_stays_in_the_ids():
 
 
 def test_each_end_of_sequence_token_counts():
-    assert feed(make(eos=(EOS, 301)), [*b"hi", 301])[0].finish_reason == "stop"
+    assert feed(make(eos=(EOS, OTHER_EOS)), [*b"hi", OTHER_EOS])[0].finish_reason == "stop"
 
 
 def test_end_of_sequence_is_ignored_where_asked():
@@ -70,7 +72,7 @@ def test_end_of_sequence_as_the_last_allowed_token_is_a_stop():
 
 def test_a_stop_string_over_several_tokens_is_cut_and_its_tokens_kept():
     end, _ = feed(make(stop=["END"]), b"answer END more")
-    assert end == Generation(0, list(b"answer END"), "answer ", "stop")
+    assert end == Generation(0, list(b"answer END"), "answer ", "stop", stop_reason="END")
 
 
 def test_a_stop_string_as_the_last_allowed_token_is_a_stop():
@@ -116,6 +118,34 @@ def test_the_answer_ends_where_a_stop_is_first_complete(text: str, stops: list[s
     assert end.token_ids == list(shown.encode())
     assert end.text == shown[: min(shown.find(s) for s in stops if s in shown)]
     assert end.finish_reason == "stop"
+
+
+def test_a_stop_token_ends_and_stays_in_the_ids_but_not_in_the_text():
+    end, _ = feed(make(stop_token_ids=[ord("."), 7]), b"a. b")
+    assert end == Generation(0, [*b"a."], "a", "stop", stop_reason=str(ord(".")))
+
+
+def test_a_stop_token_counts_where_end_of_sequence_is_ignored():
+    end, _ = feed(make(ignore_eos=True, stop_token_ids=[EOS]), [*b"a", EOS, *b"b"])
+    assert (end.text, end.stop_reason) == ("a", str(EOS))
+    end, _ = feed(make(stop_token_ids=[EOS]), [*b"a", EOS, *b"b"])
+    assert (end.text, end.stop_reason) == ("a", None)  # the model's own end
+
+
+def test_a_token_that_ends_the_answer_completes_no_stop_string():
+    end, _ = feed(make(stop=["ab"], stop_token_ids=[ord("b")]), b"xab")
+    assert (end.text, end.stop_reason) == ("xa", str(ord("b")))
+
+
+def test_no_tokens_are_asked_for_and_none_come():
+    assert feed(make(max_tokens=0), [EOS])[0] == Generation(0, [], "", "length")
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_an_answer_cut_inside_a_character_ends_in_one_mark(cut):
+    tokens = [*b"a", *"🙂".encode()][: 1 + cut]
+    end, _ = feed(make(max_tokens=1 + cut), tokens)
+    assert end == Generation(0, tokens, "a\ufffd", "length")
 
 
 def test_logits_that_are_no_numbers_make_an_error():

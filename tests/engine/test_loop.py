@@ -11,6 +11,7 @@ from blendrun.data.results import ResultJournal, read_answers, read_steps
 from blendrun.engine.generations import Generations
 from blendrun.engine.loop import Advance, RunLoop
 from blendrun.engine.prefix_cache import PrefixCache
+from blendrun.engine.prompt_scores import PromptScores
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.torch_backend import StepResult
 from blendrun.errors import BackendError
@@ -48,6 +49,7 @@ class Job:
         requests = EngineRequests(
             sequence=np.arange(n, dtype=np.int32),
             row=np.arange(n, dtype=np.int64) * 10,
+            sample=np.zeros(n, np.int32),
             prompt_len=tree.prompt_len,
             max_tokens=np.array(MAX_TOKENS, np.int32),
             expected_output_len=np.array(MAX_TOKENS, np.int32),
@@ -58,9 +60,21 @@ class Job:
             min_p=zeros,
             seed=zeros,
             ignore_eos=np.ones(n, bool),
+            repetition_penalty=zeros + 1,
+            presence_penalty=zeros,
+            frequency_penalty=zeros,
+            logit_bias={},
+            structure={},
+            has_structure=np.zeros(n, bool),
+            has_edits=np.zeros(n, bool),
+            logprobs=np.full(n, -1, np.int8),
+            prompt_logprobs=np.full(n, -1, np.int8),
             stop={},
+            stop_token_ids={},
+            has_stops=np.zeros(n, bool),
             prompts=flat(PROMPTS),
             tree=tree,
+            seen=(zeros[:0], zeros[:0]),
         )
         self.cache = PrefixCache(tree, num_pages=100, page_size=4, max_seqs=3, max_len=20)
         batcher = Batcher(
@@ -76,8 +90,10 @@ class Job:
             self.cache,
             self.backend,
             Generations(requests, (), SimpleNamespace(decode=lambda ids: " ".join(map(str, ids)))),
+            PromptScores(requests, np.arange(n, dtype=np.int32)),
             self.journal,
             cost_model(),
+            twins={},
             attempt=3,
             begin_s=time.monotonic(),
             flush_interval_s=flush_interval_s,

@@ -3,16 +3,23 @@
 import logging
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from blendrun.cli import flags
 from blendrun.cli.output import stdout_may_close
 from blendrun.cli.progress import RunProgress
+from blendrun.engine.settings import ExecuteSettings
 from blendrun.errors import InputError
 from blendrun.units import count_of
+
+if TYPE_CHECKING:
+    from blendrun.engine.attempt import RunEvents
 
 FINISHED_WITH_ERROR_ROWS = 3
 INTERRUPTED = 130
@@ -36,8 +43,11 @@ def execute(
     given = dict(locals())
     refuse_parallelism(tp, dp)
     settings = {k: v for k, v in given.items() if k not in ("plan", "run_dir", "tp", "dp")}
-    default_dir = plan.with_name(f"{plan.name.removesuffix('.json')}.run")
-    run_plan(plan, run_dir or default_dir, settings)
+    run_plan(plan, run_dir or default_run_dir(plan), settings)
+
+
+def default_run_dir(plan: Path) -> Path:
+    return plan.with_name(f"{plan.name.removesuffix('.json')}.run")
 
 
 def refuse_parallelism(tp: int | None, dp: int | None) -> None:
@@ -50,29 +60,11 @@ def refuse_parallelism(tp: int | None, dp: int | None) -> None:
 
 def run_plan(plan: Path, run_dir: Path, given: dict[str, Any]) -> None:
     """Execute, say where the outputs are, and exit with 3 if there are error rows."""
-    # Threads that spin for long while they wait (the default) make a machine with other work on it
-    # many times slower; this is about 20 µs. OpenMP reads it when torch loads.
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    try:
-        from blendrun.engine.execute import execute_plan
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise InputError(
-            "executing needs torch, which is not installed", "pip install 'blendrun[cpu]'"
-        ) from error
     settings = flags.execute_settings(given)
-    logging.captureWarnings(True)
-    # a batch system's SIGTERM ends a run as Ctrl-C does: with what is finished saved
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with RunProgress(run_dir, settings.log_interval_s) as progress:
-            result = execute_plan(plan, run_dir, settings, progress.events())
-    except KeyboardInterrupt as interrupt:
-        typer.echo("interrupted: what is finished is saved; the same command continues", err=True)
-        raise typer.Exit(INTERRUPTED) from interrupt
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with engine_run(run_dir, settings) as events:
+        from blendrun.engine.execute import execute_plan
+
+        result = execute_plan(plan, run_dir, settings, events)
     with stdout_may_close():
         if result.was_complete:
             typer.echo("the run was complete already: nothing to do")
@@ -81,3 +73,34 @@ def run_plan(plan: Path, run_dir: Path, given: dict[str, Any]) -> None:
         errors = count_of(result.num_errors, "error row")
         typer.echo(f"{errors}: the column error says why", err=True)
         raise typer.Exit(FINISHED_WITH_ERROR_ROWS)
+
+
+@contextmanager
+def engine_run(run_dir: Path, settings: ExecuteSettings) -> Iterator["RunEvents"]:
+    """Progress of a run, and a clean end of an interrupted one. torch is loaded inside.
+
+    Raises:
+        InputError: torch is not installed.
+    """
+    # Threads that spin for long while they wait (the default) make a machine with other work on it
+    # many times slower; this is about 20 µs. OpenMP reads it when torch loads.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    try:
+        import_module("blendrun.engine.execute")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise InputError(
+            "executing needs torch, which is not installed", "pip install 'blendrun[cpu]'"
+        ) from error
+    logging.captureWarnings(True)
+    # a batch system's SIGTERM ends a run as Ctrl-C does: with what is finished saved
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with RunProgress(run_dir, settings.log_interval_s) as progress:
+            yield progress.events()
+    except KeyboardInterrupt as interrupt:
+        typer.echo("interrupted: what is finished is saved; the same command continues", err=True)
+        raise typer.Exit(INTERRUPTED) from interrupt
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,6 +1,7 @@
 """Flags that several commands share. A flag that is not given is None: the defaults stand in the
 dataclasses of settings."""
 
+import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,8 @@ from blendrun.engine.settings import ExecuteSettings
 from blendrun.errors import InputError
 from blendrun.schedule.settings import PlanSettings
 from blendrun.units import parse_bytes
+
+_LONGEST_PATH = 255  # bytes
 
 
 def _default(settings: type[Any], name: str) -> str:
@@ -110,6 +113,40 @@ TopK = Annotated[int | None, _plan("top_k", "Draw among the k best; 0 is off.")]
 MinP = Annotated[float | None, _plan("min_p", "Least probability, relative to the best.")]
 Seed = Annotated[int | None, _plan("seed", "Seed of draws and of random order.")]
 Stop = Annotated[list[str] | None, typer.Option(help="Stop string; may be given several times.")]
+StopTokenIds = Annotated[
+    list[int] | None,
+    typer.Option("--stop-token-id", help="Token that ends an answer; may be given several times."),
+]
+RepetitionPenalty = Annotated[
+    float | None,
+    _plan("repetition_penalty", "Divides logits of tokens that prompt or answer has; 1 is off."),
+]
+PresencePenalty = Annotated[
+    float | None, _plan("presence_penalty", "Taken off logits of tokens that the answer has.")
+]
+FrequencyPenalty = Annotated[
+    float | None,
+    _plan("frequency_penalty", "Taken off logits, for each time that the answer has the token."),
+]
+LogitBias = Annotated[
+    str | None, typer.Option(help='Added to logits, by token id: {"42": -100}, as JSON.')
+]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(help="Log-probabilities of the answer's tokens and of so many alternatives."),
+]
+PromptLogprobs = Annotated[int | None, typer.Option(help="Likewise of the prompt's tokens.")]
+NumAnswers = Annotated[int | None, _plan("n", "Answers to each row.", "--n")]
+ResponseFormat = Annotated[
+    str | None, typer.Option(help="json_object, or OpenAI's response_format as JSON.")
+]
+JsonSchema = Annotated[
+    str | None, typer.Option(help="Answers are JSON of this schema: JSON text, or a file.")
+]
+RegexFlag = Annotated[str | None, typer.Option("--regex", help="Answers match this expression.")]
+Grammar = Annotated[
+    str | None, typer.Option(help="Answers follow this grammar (Lark or GBNF): text, or a file.")
+]
 IgnoreEos = Annotated[
     bool | None, typer.Option("--ignore-eos", help="Go on to max_tokens whatever the model says.")
 ]
@@ -136,12 +173,34 @@ def plan_settings(config: Path | None, flags: dict[str, Any]) -> Resolved[PlanSe
         InputError: no model is named, or a setting is not usable.
     """
     table = read_toml(config) if config else {}
+    if flags.get("logit_bias") is not None:
+        flags = {**flags, "logit_bias": _json_object("--logit-bias", flags["logit_bias"])}
     if flags.get("model") is None and "model" not in table:
         raise InputError(
             "which model? --model is missing",
             "--model takes a Hugging Face id, a checkpoint folder, a .gguf file or a shape (.toml)",
         )
+    for name in ("json_schema", "grammar"):
+        if flags.get(name) is not None:
+            flags = {**flags, name: _text_or_file(flags[name])}
     return resolve(PlanSettings, flags, table, str(config) if config else "flags")
+
+
+def _text_or_file(text: str) -> str:
+    """What a flag says, or the file that it names does."""
+    if len(text.encode()) > _LONGEST_PATH or not Path(text).is_file():
+        return text
+    return Path(text).read_text(encoding="utf-8")
+
+
+def _json_object(flag: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{flag} must be JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{flag} must be a JSON object, not {text}")
+    return value
 
 
 def execute_settings(flags: dict[str, Any]) -> ExecuteSettings:

@@ -8,11 +8,16 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from blendrun.data.answers import OUTPUT_COLUMNS
+from blendrun.data.param_kinds import PARAM_KINDS
+from blendrun.data.structures import STRUCTURE_COLUMNS
 from blendrun.errors import InputError
 
 _PROMPTS = ("prompt", "messages", "conversations", "token_ids")
 _SETS = ("given", "in_template")
-PARAM_COLUMNS = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos")
+PARAM_COLUMNS = (
+    *(name for name in PARAM_KINDS if name != "max_tokens"),
+    *STRUCTURE_COLUMNS,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -28,3 +28,11 @@ class FlatTokens:
         if keep.all():
             return self
         return FlatTokens(self.tokens[np.repeat(keep, self.lengths)], self.lengths[keep])
+
+    def repeated(self, counts: npt.NDArray[Any]) -> "FlatTokens":
+        """Each prompt as often as `counts` [prompts] says, one after the other."""
+        if (counts == 1).all():
+            return self
+        parts = np.split(self.tokens, np.cumsum(self.lengths)[:-1])
+        many = [part for part, count in zip(parts, counts, strict=True) for _ in range(count)]
+        return FlatTokens.of(many)

@@ -42,7 +42,7 @@ class Ingested:
     requests: pa.Table  # REQUEST_SCHEMA
     rejected: pa.Table  # REJECTED_SCHEMA
     store: TokenStore
-    notes: tuple[str, ...]  # what is worth telling about rows that run
+    notes: tuple[str, ...] = ()  # what is worth telling about rows that run
 
 
 class Ingester:
@@ -51,7 +51,8 @@ class Ingester:
     `context_len` counts prompt and answer tokens; a row's `max_tokens` is cut to what it leaves.
 
     Raises:
-        InputError: no readable file, a missing or clashing column, or a template that is none.
+        InputError: no readable file, a missing or clashing column, or a template or defaults that
+            are not usable.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Ingester:
         num_workers: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        defaults.validate()
+        defaults.validate(vocab_size)
         if limit is not None and limit < 1:
             raise InputError(f"limit must be at least 1, not {limit}")
         files = expand_paths(paths)

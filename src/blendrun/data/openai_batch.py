@@ -24,14 +24,9 @@ _IGNORED = frozenset(
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
     "logprobs": (False,),
     "modalities": (["text"],),
-    "n": (1,),
     "parallel_tool_calls": (True, False),
-    "presence_penalty": (0,),
-    "response_format": ({"type": "text"},),
     "stream": (False,),
     "suffix": ("",),
     "tool_choice": ("auto",),
@@ -116,7 +111,7 @@ def _chat(given: dict[str, Any], names: ColumnNames) -> dict[str, Any]:
     if "messages" not in given:
         raise BadRowError("bad_request", "the body has no messages")
     fields = {names.messages: given.pop("messages"), names.tools: given.pop("tools", None)}
-    if "logprobs" in PARAM_COLUMNS and given.get("logprobs") is True:
+    if given.get("logprobs") is True:
         given["logprobs"] = given.pop("top_logprobs", 0)
     elif given.get("logprobs") is False:
         del given["logprobs"]

@@ -17,10 +17,13 @@ from blendrun.data.sources import SourceFile
 from blendrun.errors import InputError
 
 
-def output_schema(sources: Sequence[SourceFile]) -> pa.Schema:
+def output_schema(
+    sources: Sequence[SourceFile], answer_columns: Sequence[str] = OUTPUT_COLUMNS
+) -> pa.Schema:
     """Schema of `outputs.parquet`: exactly the input's for one Parquet file, else the union.
 
-    Columns of several files are matched by name. Types may widen where no value can change.
+    `answer_columns` come last. Columns of several files are matched by name. Types may widen where
+    no value can change.
 
     Raises:
         InputError: two files hold one name with types that do not go together, or a name that
@@ -33,7 +36,7 @@ def output_schema(sources: Sequence[SourceFile]) -> pa.Schema:
     if not any(source.format == "parquet" for source in sources):
         merged = pa.schema([_null_as_string(field) for field in merged])
     return reduce(
-        lambda schema, name: schema.append(ANSWER_SCHEMA.field(name)), OUTPUT_COLUMNS, merged
+        lambda schema, name: schema.append(ANSWER_SCHEMA.field(name)), answer_columns, merged
     )
 
 

@@ -1,4 +1,6 @@
-"""The final file: every input row once, in input order, with its own columns and its answer.
+"""The final file: every input row in input order, with its own columns and its answer.
+
+A row that asks for several answers is there once for each, one after the other.
 
 Streams the inputs again; holds the answers of a span of rows in memory as Arrow columns, and one
 row group.
@@ -8,16 +10,24 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from blendrun.data.answers import OUTPUT_COLUMNS, rejected_answers
+from blendrun.data.answers import (
+    MOST_ANSWERS,
+    PLAIN_OUTPUT_COLUMNS,
+    RARE_OUTPUT_COLUMNS,
+    answer_keys,
+    rejected_answers,
+)
 from blendrun.data.disk import atomic_file
 from blendrun.data.json_rows import json_columns, read_jsonl
 from blendrun.data.locations import locate
 from blendrun.data.output_schema import output_schema, source_schema
 from blendrun.data.parquet_reader import read_parquet
-from blendrun.data.results import first_of_each_row, read_answers
+from blendrun.data.results import first_of_each, keys_of, read_answers
 from blendrun.data.sources import SourceFile, check_sources
 from blendrun.errors import PlanError
 
@@ -30,11 +40,13 @@ def write_outputs(
     sources: Sequence[SourceFile],
     num_rows: int,
     rejected: pa.Table,
+    num_answers: npt.NDArray[np.int64] | None = None,
     spans: Sequence[range] | None = None,
 ) -> Path:
     """Writes `outputs.parquet` from the parts of a run, the rejected rows and the inputs.
 
     Args:
+        num_answers: how many answers each input row has, error rows included; None: one.
         spans: consecutive rows whose answers are in memory at a time; None: all.
 
     Raises:
@@ -42,14 +54,17 @@ def write_outputs(
         CapacityError: the disk is full.
     """
     check_sources(sources)
-    schema = output_schema(sources)
-    answers = _Answers(run_dir, rejected, [range(num_rows)] if spans is None else spans)
+    if num_answers is None:
+        num_answers = np.ones(num_rows, np.int64)
+    columns = [*PLAIN_OUTPUT_COLUMNS, *_used_columns(run_dir)]
+    schema = output_schema(sources, columns)
+    answers = _Answers(run_dir, rejected, num_answers, spans or [range(num_rows)])
     path = run_dir / OUTPUTS_FILE
     with (
         atomic_file(path) as file,
         pq.ParquetWriter(file, schema, compression="zstd") as writer,
     ):
-        for group in _groups(_joined(sources, answers, schema)):
+        for group in _groups(_joined(sources, answers, schema, columns)):
             writer.write_table(group)
     return path
 
@@ -57,65 +72,95 @@ def write_outputs(
 class _Answers:
     """The answers of all rows in order, some at a time."""
 
-    def __init__(self, run_dir: Path, rejected: pa.Table, spans: Sequence[range]) -> None:
-        self._run_dir, self._rejected = run_dir, rejected
-        self._num_rows = spans[-1].stop
+    def __init__(
+        self,
+        run_dir: Path,
+        rejected: pa.Table,
+        num_answers: npt.NDArray[np.int64],
+        spans: Sequence[range],
+    ) -> None:
+        self._run_dir, self._rejected, self._num_answers = run_dir, rejected, num_answers
+        self._row = 0  # the next to be taken
         self._spans = iter(spans)
         self._loaded = self._load(next(self._spans))  # not yet taken
 
-    def take(self, num_rows: int) -> pa.Table:
-        """Those of the next rows. Raises PlanError where there are not so many."""
-        taken = []
-        while num_rows:
-            if not self._loaded.num_rows:
-                span = next(self._spans, None)
-                if span is None:
-                    raise self._wrong_number()
-                self._loaded = self._load(span)
-            taken.append(self._loaded.slice(0, num_rows))
-            self._loaded = self._loaded.slice(num_rows)
-            num_rows -= taken[-1].num_rows
-        return pa.concat_tables(taken)
+    def take(self, num_rows: int) -> tuple[pa.Table, npt.NDArray[np.int64]]:
+        """Those of the next rows, and how many each row has. Raises PlanError at the end."""
+        counts = self._num_answers[self._row : self._row + num_rows]
+        if len(counts) < num_rows:
+            raise self._wrong_number()
+        self._row += num_rows
+        left = int(counts.sum())
+        taken = [self._loaded.slice(0, left)]
+        self._loaded = self._loaded.slice(left)
+        while left := left - taken[-1].num_rows:
+            self._loaded = self._load(next(self._spans))
+            taken.append(self._loaded.slice(0, left))
+            self._loaded = self._loaded.slice(left)
+        return pa.concat_tables(taken), counts
 
     def check_end(self) -> None:
         """Raises PlanError where there are answers left."""
-        if self._loaded.num_rows or next(self._spans, None) is not None:
+        if self._row < len(self._num_answers):
             raise self._wrong_number()
 
     def _wrong_number(self) -> PlanError:
-        return PlanError(f"the inputs do not have the {self._num_rows} rows of the plan")
+        return PlanError(f"the inputs do not have the {len(self._num_answers)} rows of the plan")
 
     def _load(self, span: range) -> pa.Table:
-        """Entry `i` is the answer of row `span.start + i`."""
-        whole = span == range(self._num_rows)
-        answers = read_answers(self._run_dir, None if whole else span)
+        """The answers of the rows of `span`, in order."""
+        whole = len(span) == len(self._num_answers)
+        answers = read_answers(self._run_dir, rows=None if whole else span)
         row = self._rejected["row"].to_numpy()
         refused = self._rejected.filter(pa.array((row >= span.start) & (row < span.stop)))
         if refused.num_rows:
             refused = rejected_answers(refused).cast(answers.schema)
-            answers = first_of_each_row(pa.concat_tables([answers, refused]))
-        rows = answers["row"].to_numpy()
-        if len(rows) and (rows[0] < span.start or rows[-1] >= span.stop):
+            answers = first_of_each(pa.concat_tables([answers, refused]))
+        counts = self._num_answers[span.start : span.stop]
+        first = np.cumsum(counts) - counts
+        rows = np.repeat(np.arange(span.start, span.stop), counts)
+        sample = np.arange(len(rows)) - np.repeat(first, counts)
+        keys = answer_keys(rows, sample.astype(np.int32))
+        found = keys_of(answers)
+        unknown = np.setdiff1d(found, keys, assume_unique=True) // MOST_ANSWERS
+        if len(unknown):
             raise PlanError(
-                f"there is an answer for row {rows[-1]}, but the job has {self._num_rows} rows"
+                f"there is an answer for row {unknown[-1]}, but the job has "
+                f"{len(self._num_answers)} rows"
             )
-        if len(rows) < len(span):
-            gaps = np.setdiff1d(np.arange(span.start, span.stop), rows, assume_unique=True)
+        gaps = np.setdiff1d(keys, found, assume_unique=True) // MOST_ANSWERS
+        if len(gaps):
             raise PlanError(
-                f"{len(gaps)} of {len(span)} rows have no answer yet, the first is row {gaps[0]}",
+                f"{len(gaps)} of {len(keys)} rows have no answer yet, the first is row {gaps[0]}",
                 "execute the plan again: it continues with what is missing",
             )
         return answers
 
 
+def _used_columns(run_dir: Path) -> list[str]:
+    """Columns that most jobs do not need and this one does."""
+    rare = read_answers(run_dir, RARE_OUTPUT_COLUMNS)
+    return [name for name in RARE_OUTPUT_COLUMNS if _is_used(rare[name])]
+
+
+def _is_used(column: pa.ChunkedArray) -> bool:
+    """Whether a column that most jobs do not need says anything."""
+    if column.null_count == len(column):
+        return False
+    return not pa.types.is_integer(column.type) or bool(pc.max(column).as_py())
+
+
 def _joined(
-    sources: Sequence[SourceFile], answers: _Answers, schema: pa.Schema
+    sources: Sequence[SourceFile], answers: _Answers, schema: pa.Schema, names: Sequence[str]
 ) -> Iterator[pa.Table]:
-    """The rows of all inputs in order, some at a time, each with its answer."""
+    """The rows of all inputs in order, some at a time, each with its answers."""
     fields = list(schema)
-    for columns, num_rows in _originals(sources, fields[: -len(OUTPUT_COLUMNS)]):
-        part = answers.take(num_rows)
-        answer_columns = [part[name].combine_chunks() for name in OUTPUT_COLUMNS]
+    for columns, num_rows in _originals(sources, fields[: -len(names)]):
+        part, counts = answers.take(num_rows)
+        if part.num_rows != num_rows:
+            places = pa.array(np.repeat(np.arange(num_rows), counts))
+            columns = [column.take(places) for column in columns]
+        answer_columns = [part[name].combine_chunks() for name in names]
         arrays = [
             _as_type(array, field.type)
             for array, field in zip([*columns, *answer_columns], fields, strict=True)

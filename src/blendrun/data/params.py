@@ -1,61 +1,68 @@
 """Sampling parameters of each row: the job's defaults, overridden by columns.
 
-Knows types and ranges, through `SamplingParams`; not prompts.
+Types are those of `PARAM_KINDS`, ranges those of `SamplingParams`. Knows no prompts.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from blendrun.data.columns import PARAM_COLUMNS, ColumnNames
+from blendrun.data.columns import ColumnNames
+from blendrun.data.param_kinds import PARAM_KINDS, ParamKind, to_int
 from blendrun.data.rows import BadRowError, Rejections, RowBatch
 from blendrun.data.sampling import SamplingParams
+from blendrun.data.structures import read_structures
 from blendrun.errors import InputError
 
-_DTYPES = {
-    "max_tokens": np.int32,
-    "temperature": np.float32,
-    "top_p": np.float32,
-    "top_k": np.int32,
-    "min_p": np.float32,
-    "seed": np.int64,
-    "ignore_eos": np.bool_,
-}
+_OUTPUT_LEN = "output_len"
+_KINDS = {**PARAM_KINDS, _OUTPUT_LEN: replace(PARAM_KINDS["max_tokens"], convert=to_int)}
 
 
 @dataclass(frozen=True, slots=True)
 class ParamColumns:
     """Parameters of the rows of one batch, each of its length."""
 
-    numbers: dict[str, npt.NDArray[Any]]  # the fields of SamplingParams except `stop`
-    stop: list[tuple[str, ...]]
+    numbers: dict[str, npt.NDArray[Any]]  # by field of SamplingParams
+    rare: dict[str, list[Any]]  # likewise, only fields that some row may set; None = not set
     expected_len: npt.NDArray[np.int64]  # tokens expected of the answer; -1 = not known
 
 
 def read_params(
-    batch: RowBatch, names: ColumnNames, defaults: SamplingParams, rejections: Rejections
+    batch: RowBatch,
+    names: ColumnNames,
+    defaults: SamplingParams,
+    vocab_size: int,
+    rejections: Rejections,
 ) -> ParamColumns:
     """Parameters of every row; those of another type or out of range go to `rejections`."""
     num_rows = len(batch)
-    numbers: dict[str, npt.NDArray[Any]] = {
-        field: np.full(num_rows, getattr(defaults, field), dtype)
-        for field, dtype in _DTYPES.items()
-    }
-    stop = [defaults.stop] * num_rows
+    numbers: dict[str, npt.NDArray[Any]] = {}
+    rare: dict[str, list[Any]] = {}
     expected_len = np.full(num_rows, -1, np.int64)
-    targets: dict[str, Any] = {**numbers, "stop": stop, "output_len": expected_len}
-    columns = {name: name for name in PARAM_COLUMNS}
-    columns |= {"max_tokens": names.max_tokens, "output_len": names.output_len}
-    for field, column in columns.items():
-        if column in batch.columns:
-            check = _checker(field, column, defaults)
-            _fill(targets[field], batch.columns[column], check, rejections)
-    return ParamColumns(numbers, stop, expected_len)
+    for field, kind in _KINDS.items():
+        column = {"max_tokens": names.max_tokens, _OUTPUT_LEN: names.output_len}.get(field, field)
+        is_set = column in batch.columns
+        target: Any
+        if field == _OUTPUT_LEN:
+            target = expected_len
+        elif kind.is_rare:
+            default = getattr(defaults, field)
+            target = [None if default == () else default] * num_rows
+            if is_set or default not in ((), None):
+                rare[field] = target
+        else:
+            target = np.full(num_rows, getattr(defaults, field), kind.arrow.to_pandas_dtype())
+            numbers[field] = target
+        if is_set:
+            check = _checker(field, kind, column, defaults, vocab_size)
+            _fill(target, batch.columns[column], check, rejections)
+    structures = read_structures(batch, defaults.structure, rejections)
+    if structures:
+        rare["structure"] = structures
+    return ParamColumns(numbers, rare, expected_len)
 
 
 def _fill(
@@ -77,74 +84,35 @@ def _fill(
             rejections[row] = (error.code, error.message)
 
 
-def _checker(field: str, column: str, defaults: SamplingParams) -> Callable[[Any], Any]:
-    convert = _CONVERT[field]
+def _checker(
+    field: str, kind: ParamKind, column: str, defaults: SamplingParams, vocab_size: int
+) -> Callable[[Any], Any]:
+    known: dict[Any, Any] = {}  # equal lists become one
 
     def check(value: Any) -> Any:
-        converted = convert(value)
+        converted = kind.convert(value)
         if converted is None:
             raise BadRowError(
-                "bad_parameter", f"{column} must be {_WANTED[convert]}, not {_shown(value)}"
+                "bad_parameter", f"{column} must be {kind.wanted}, not {_shown(value)}"
             )
-        if field == "output_len":
+        if field == _OUTPUT_LEN:
             if not 0 <= converted < 2**31:
                 raise BadRowError("bad_parameter", f"{column} must be 0 or above, not {value!r}")
             return converted
-        try:
-            replace(defaults, **{field: converted}).validate()
-        except InputError as error:
-            raise BadRowError("bad_parameter", f"{error.message}, not {_shown(value)}") from None
-        return converted
+        if converted not in known:
+            try:
+                replace(defaults, **{field: converted}).validate(vocab_size)
+            except InputError as error:
+                where = "" if column == field else f"{column}: "
+                raise BadRowError(
+                    "bad_parameter", f"{where}{error.message}, not {_shown(value)}"
+                ) from None
+            known[converted] = converted
+        return known[converted]
 
     return check
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = repr(value.tolist() if isinstance(value, np.ndarray) else value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _to_int(value: Any) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
-        return None
-    return int(value) if math.isfinite(value) and value == int(value) else None
-
-
-def _to_float(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
-
-
-def _to_bool(value: Any) -> bool | None:
-    return value if isinstance(value, bool) else None
-
-
-def _to_stop(value: Any) -> tuple[str, ...] | None:
-    if isinstance(value, str):
-        return (value,)
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return tuple(value)
-    return None
-
-
-_CONVERT: dict[str, Callable[[Any], Any]] = {
-    "max_tokens": _to_int,
-    "output_len": _to_int,
-    "temperature": _to_float,
-    "top_p": _to_float,
-    "top_k": _to_int,
-    "min_p": _to_float,
-    "seed": _to_int,
-    "stop": _to_stop,
-    "ignore_eos": _to_bool,
-}
-_WANTED: dict[Callable[[Any], Any], str] = {
-    _to_int: "an integer",
-    _to_float: "a number",
-    _to_bool: "true or false",
-    _to_stop: "text or a list of texts",
-}

@@ -4,7 +4,7 @@ Knows files and rows, not what made them. One process writes to a run folder at 
 goes when that process does, however it ends.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,19 +13,27 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from blendrun.data.answers import ANSWER_SCHEMA
+from blendrun.data.answers import ANSWER_SCHEMA, answer_keys
 from blendrun.data.disk import TEMP_SUFFIX, atomic_file, make_folder
 from blendrun.data.lock import take_lock
 from blendrun.errors import PlanError
 
 __all__ = ["ANSWER_SCHEMA", "ResultJournal", "read_answers", "read_steps"]
 
+_KEY_COLUMNS = ["row", "output_index"]
 _LOCK_FILE = "run.lock"
 _PARTS, _STEPS = "part", "steps"  # file name stems
 _FOLDERS = {_PARTS: "parts", _STEPS: "steps"}
 # 64-bit offsets: all answers of a job together may hold more than 2 GiB of text.
-_WIDE = {pa.string(): pa.large_string(), pa.list_(pa.int32()): pa.large_list(pa.int32())}
-_WIDE_SCHEMA = pa.schema([f.with_type(_WIDE.get(f.type, f.type)) for f in ANSWER_SCHEMA])
+
+
+def _wide(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(kind):
+        return pa.large_list(_wide(kind.value_type))
+    return pa.large_string() if kind == pa.string() else kind
+
+
+_WIDE_SCHEMA = pa.schema([f.with_type(_wide(f.type)) for f in ANSWER_SCHEMA])
 
 
 class ResultJournal:
@@ -47,16 +55,16 @@ class ResultJournal:
                     leftover.unlink()
             files = {stem: _files(run_dir, stem) for stem in _FOLDERS}
             self._last = {stem: _number(paths[-1]) if paths else 0 for stem, paths in files.items()}
-            self._rows = [_read_part(path, ["row"])["row"].to_numpy() for path in files[_PARTS]]
+            self._keys = [keys_of(_read_part(path, _KEY_COLUMNS)) for path in files[_PARTS]]
         except BaseException:
             self._lock.close()
             raise
 
-    def finished_rows(self) -> npt.NDArray[np.int64]:
-        """Input rows that have an answer, sorted, each once."""
-        rows = np.unique(np.concatenate([np.zeros(0, np.int64), *self._rows]))
-        self._rows = [rows]
-        return rows
+    def finished(self) -> npt.NDArray[np.int64]:
+        """Keys (`answer_keys`) of the answers that are there, sorted, each once."""
+        keys = np.unique(np.concatenate([np.zeros(0, np.int64), *self._keys]))
+        self._keys = [keys]
+        return keys
 
     def append(self, table: pa.Table) -> None:
         """Adds answers (ANSWER_SCHEMA) as one part, which lasts once this returns.
@@ -69,7 +77,7 @@ class ResultJournal:
             raise PlanError(f"not a table of answers: {', '.join(table.schema.names)}")
         if table.num_rows:
             self._write(_PARTS, table)
-            self._rows.append(table["row"].to_numpy())
+            self._keys.append(keys_of(table))
 
     def append_steps(self, table: pa.Table) -> None:
         """Adds step records, of any columns, as one part."""
@@ -97,33 +105,41 @@ class ResultJournal:
             pq.write_table(table, file, compression="zstd")
 
 
-def read_answers(run_dir: Path, rows: range | None = None) -> pa.Table:
-    """All answers, or those of `rows`, sorted by row, each row once: the first that was written.
+def read_answers(
+    run_dir: Path, columns: Sequence[str] = ANSWER_SCHEMA.names, rows: range | None = None
+) -> pa.Table:
+    """All answers, or those of some `rows`, in the order of their keys, each once: the first.
 
-    Columns of ANSWER_SCHEMA, strings and lists with 64-bit offsets. Needs no lock.
+    Those of `columns` that are in ANSWER_SCHEMA, and what the key is made of; strings and lists
+    with 64-bit offsets. Needs no lock.
 
     Raises:
         PlanError: a part cannot be read.
     """
-    parts = [_rows_of_part(path, rows) for path in _files(run_dir, _PARTS)]
-    table = pa.concat_tables([_WIDE_SCHEMA.empty_table(), *(p for p in parts if p is not None)])
-    return first_of_each_row(table)
+    names = [name for name in ANSWER_SCHEMA.names if name in (*_KEY_COLUMNS, *columns)]
+    wide = pa.schema([_WIDE_SCHEMA.field(name) for name in names])
+    parts = [_rows_of_part(path, names, rows) for path in _files(run_dir, _PARTS)]
+    known = [part.cast(wide) for part in parts if part is not None]
+    return first_of_each(pa.concat_tables([wide.empty_table(), *known]))
 
 
-def _rows_of_part(path: Path, rows: range | None) -> pa.Table | None:
+def _rows_of_part(path: Path, names: list[str], rows: range | None) -> pa.Table | None:
     if rows is None:
-        return _read_part(path).cast(_WIDE_SCHEMA)
+        return _read_part(path, names)
     mine = _read_part(path, ["row"])["row"].to_numpy()
     mine = (mine >= rows.start) & (mine < rows.stop)
-    if not mine.any():
-        return None
-    return _read_part(path).cast(_WIDE_SCHEMA).filter(pa.array(mine))
+    return _read_part(path, names).filter(pa.array(mine)) if mine.any() else None
 
 
-def first_of_each_row(table: pa.Table) -> pa.Table:
-    """`table` sorted by its column `row`, of equal rows the first, in one chunk."""
-    rows, first = np.unique(table["row"].to_numpy(), return_index=True)
-    if len(rows) != table.num_rows or np.any(np.diff(first) != 1):
+def keys_of(table: pa.Table) -> npt.NDArray[np.int64]:
+    """The key of each answer."""
+    return answer_keys(*(table[name].to_numpy() for name in _KEY_COLUMNS))
+
+
+def first_of_each(table: pa.Table) -> pa.Table:
+    """`table` sorted by the keys of its answers, of equal ones the first, in one chunk."""
+    keys, first = np.unique(keys_of(table), return_index=True)
+    if len(keys) != table.num_rows or np.any(np.diff(first) != 1):
         table = table.take(pa.array(first))
     return table.combine_chunks()
 
@@ -148,8 +164,7 @@ def _read(path: Path, columns: list[str] | None = None) -> pa.Table:
         return file.read(columns)
 
 
-def _read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
-    names = ANSWER_SCHEMA.names if columns is None else columns
+def _read_part(path: Path, names: list[str]) -> pa.Table:
     table = _read(path, names)
     with _damage(path):
         return table.select(names).cast(pa.schema([ANSWER_SCHEMA.field(name) for name in names]))

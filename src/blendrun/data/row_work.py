@@ -14,28 +14,28 @@ from blendrun.data.columns import ColumnNames
 from blendrun.data.input_options import InputOptions
 from blendrun.data.notes import Notes
 from blendrun.data.openai_batch import batch_requests, is_model
+from blendrun.data.param_kinds import PARAM_KINDS
 from blendrun.data.params import ParamColumns, read_params
 from blendrun.data.pieces import Piece
 from blendrun.data.prompt_template import with_prompts
 from blendrun.data.prompts import TextTokenizer, prompt_tokens
 from blendrun.data.rows import Rejections, RowBatch
 from blendrun.data.sampling import SamplingParams
+from blendrun.data.structures import STRUCTURE_TYPE
 from blendrun.data.truncation import cut_prompts
 from blendrun.data.worked_rows import WorkedRows, rejected_rows
 
+_OWN_PLACE = ("max_tokens", "n")  # `n` shows in how many requests a row has
 REQUEST_SCHEMA = pa.schema(
     [
         ("row", pa.int64()),  # input row over all sources in order, from 0
+        ("sample", pa.int32()),  # which of the row's answers, from 0
         ("prompt_len", pa.int32()),  # tokens, at least 1
         ("max_tokens", pa.int32()),  # prompt_len + max_tokens fits the context
         ("expected_len", pa.int32()),  # output tokens by a column, 1..max_tokens, or null
-        ("temperature", pa.float32()),
-        ("top_p", pa.float32()),
-        ("top_k", pa.int32()),
-        ("min_p", pa.float32()),
-        ("seed", pa.int64()),
-        ("stop", pa.list_(pa.string())),
-        ("ignore_eos", pa.bool_()),
+        # rare parameters are null where not set
+        *((name, kind.arrow) for name, kind in PARAM_KINDS.items() if name not in _OWN_PLACE),
+        ("structure", STRUCTURE_TYPE),  # what the answer must look like
     ]
 )
 
@@ -64,7 +64,7 @@ class RowWork:
         if self.options.template is not None:
             name = self.columns.prompt
             batch = with_prompts(self.options.template, name, batch, rejections)
-        params = read_params(batch, self.columns, self.defaults, rejections)
+        params = read_params(batch, self.columns, self.defaults, self.vocab_size, rejections)
         prompts = prompt_tokens(batch, self.columns, self.tokenizer, self.vocab_size, rejections)
         if self.options.truncate is not None:
             bos_id = self.tokenizer.bos_id if self.tokenizer else None
@@ -79,13 +79,15 @@ class RowWork:
         self._check_lengths(prompts.lengths, rejections)
         keep = np.ones(len(batch), bool)
         keep[list(rejections)] = False
-        prompts = prompts.where(keep)
+        rows = np.flatnonzero(keep)
+        counts = params.numbers["n"][rows]  # a request for each answer
+        prompts = prompts.where(keep).repeated(counts)
         ids, custom_ids = self._ids(batch), batch.custom_ids()
         return WorkedRows(
             piece.path,
             len(batch),
             batch.lines,
-            self._requests(np.flatnonzero(keep), prompts.lengths, params),
+            self._requests(np.repeat(rows, counts), prompts.lengths, params),
             rejected_rows(piece.path, batch.lines, rejections, dict([*ids, *custom_ids])),
             prompts,
             batch.kinds,
@@ -130,20 +132,26 @@ class RowWork:
         self, rows: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], params: ParamColumns
     ) -> pa.RecordBatch:
         numbers = {field: values[rows] for field, values in params.numbers.items()}
+        is_new = np.diff(rows, prepend=-1) > 0
+        first = np.maximum.accumulate(np.where(is_new, np.arange(len(rows)), 0))
         room = self.context_len - lengths
         max_tokens = np.minimum(numbers.pop("max_tokens"), room).astype(np.int32)
         expected = params.expected_len[rows]
         columns = {
             "row": rows,
+            "sample": np.arange(len(rows)) - first,
             "prompt_len": lengths.astype(np.int32),
             "max_tokens": max_tokens,
             "expected_len": pa.array(
-                np.clip(expected, 1, max_tokens).astype(np.int32), mask=expected < 0
+                np.clip(expected, 1, np.maximum(max_tokens, 1)).astype(np.int32), mask=expected < 0
             ),
-            "stop": pa.array([params.stop[row] for row in rows], pa.list_(pa.string())),
             **numbers,
+            **{field: [values[row] for row in rows] for field, values in params.rare.items()},
         }
-        return pa.RecordBatch.from_arrays(
-            [pa.array(columns[field.name], field.type) for field in REQUEST_SCHEMA],
-            schema=REQUEST_SCHEMA,
-        )
+        arrays = [
+            pa.array(columns[field.name], field.type)
+            if field.name in columns
+            else pa.nulls(len(rows), field.type)
+            for field in REQUEST_SCHEMA
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=REQUEST_SCHEMA)

@@ -23,6 +23,7 @@ Code = Literal[
     "template_error",
     "bad_token_id",
     "bad_parameter",
+    "bad_schema",
 ]
 Rejections = dict[int, tuple[Code, str]]  # index in the batch to code and message
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+import numpy as np
 import torch
 
 from blendrun import __version__
@@ -12,18 +13,21 @@ from blendrun.cost.cost_model import CostModel
 from blendrun.cost.hardware import HardwareProfile
 from blendrun.cost.model_shape import ModelShape
 from blendrun.cost.step_prices import StepPrices
+from blendrun.data.detokenizer import Detokenizer
 from blendrun.data.model_files import ModelFiles, resolve_model
 from blendrun.data.results import ResultJournal
-from blendrun.data.tokenizer import PromptTokenizer
 from blendrun.engine import kv_memory
 from blendrun.engine.decoder import Decoder
 from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.generations import Generations
+from blendrun.engine.guides import Guides
 from blendrun.engine.loop import Advance, RunLoop
 from blendrun.engine.prefix_cache import PrefixCache
+from blendrun.engine.prompt_scores import PromptScores
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.engine.torch_backend import TorchBackend
+from blendrun.engine.twins import Twins, find_twins
 from blendrun.engine.weights import load_weights
 from blendrun.errors import PlanError
 from blendrun.kernels.cpu.attention import CpuAttention
@@ -45,14 +49,14 @@ class LoadedModel:
     config: DecoderConfig
     decoder: Decoder
     attention: CpuAttention
-    tokenizer: PromptTokenizer
+    detokenizer: Detokenizer
 
     @classmethod
     def load(cls, files: ModelFiles, settings: ExecuteSettings) -> Self:
         config = DecoderConfig.from_hf(files.config)
         weights = load_weights(files.folder, config, _DTYPES[settings.dtype])
-        tokenizer = PromptTokenizer.from_folder(files.folder)
-        return cls(files, config, Decoder(config, weights), CpuAttention(), tokenizer)
+        detokenizer = Detokenizer.from_folder(files.folder)
+        return cls(files, config, Decoder(config, weights), CpuAttention(), detokenizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +94,11 @@ def assemble(
     """An engine for the `pending` requests, int32, in planned order.
 
     `begin_s` is when generation began on the monotonic clock: step times count from there.
-    Requests that do not fit into the KV pages even alone are answered with an error at once.
+    Requests that do not fit into the KV pages even alone are answered with an error at once. Of
+    greedy requests that are equal only one runs, unless nothing is to be shared.
     """
+    twins = find_twins(requests, pending) if settings.prefix_cache else Twins.none(pending)
+    pending = twins.running
     dtype = _DTYPES[settings.dtype]
     files, attention = model.files, model.attention
     page_bytes = kv_memory.kv_bytes_per_page(model.config, settings.page_size, dtype.itemsize)
@@ -110,15 +117,21 @@ def assemble(
         max_len=int((requests.prompt_len + requests.max_tokens)[pending].max()) + 1,
         share=settings.prefix_cache,
     )
-    generations = Generations(requests, files.eos_token_ids, model.tokenizer)
+    guides = None
+    if requests.has_structure[pending].any():
+        guides = Guides(files.folder, shape.vocab_size, files.eos_token_ids)
+    generations = Generations(requests, files.eos_token_ids, model.detokenizer, guides)
+    scores = PromptScores(requests, pending)
     loop = RunLoop(
         requests,
         batcher,
         cache,
-        TorchBackend(model.decoder, attention, requests, generations, cache),
+        TorchBackend(model.decoder, attention, requests, generations, scores, guides, cache),
         generations,
+        scores,
         journal,
         cost,
+        twins=twins.others,
         attempt=attempt,
         begin_s=begin_s,
         flush_interval_s=settings.flush_interval_s,
@@ -165,7 +178,7 @@ def _batcher(
     job = batcher_job(
         requests.tree,
         pending,
-        requests.max_tokens,
+        np.maximum(requests.max_tokens, 1),  # a prompt alone takes a step, too
         requests.expected_output_len,
         requests.learned,
         cost,

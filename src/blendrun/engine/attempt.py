@@ -3,7 +3,9 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,15 +13,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from blendrun.compiled import is_first_use
-from blendrun.data.manifest import Manifest, write_manifest
-from blendrun.data.results import ResultJournal, read_answers
+from blendrun.data.answers import answers_table
+from blendrun.data.manifest import Attempt, Manifest, write_manifest
+from blendrun.data.results import ResultJournal, keys_of, read_answers
 from blendrun.engine.assembly import LoadedModel, assemble, find_model
 from blendrun.engine.loop import Advance
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.schedule.plan_file import read_plan, window_paths
 from blendrun.schedule.plan_record import Plan
+from blendrun.schedule.step.begin import sampled
+from blendrun.schedule.step.state import UNLEARNED
 from blendrun.tree.prefix_tree import Int32
+from blendrun.tree.strata import top_subtrees
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,14 @@ class RunEvents:
     begin: Callable[[int, int], None]  # rows answered before, rows in all
     note: Callable[[str], None]  # a line of news
     step: Callable[[Advance], None]
+
+
+class WindowRows(NamedTuple):
+    """The rows of a window."""
+
+    rows: range  # of the whole job
+    num_answers: npt.NDArray[np.int64]  # of each row, error rows included
+    rejected: pa.Table
 
 
 class RunAttempt:
@@ -41,41 +55,48 @@ class RunAttempt:
         events: RunEvents,
         journal: ResultJournal,
         manifest: Manifest,
+        *,
+        sample_only: bool = False,
     ) -> None:
+        attempt = Attempt(datetime.now(UTC).isoformat(timespec="seconds"))
+        manifest = replace(manifest, attempts=(*manifest.attempts, attempt))
+        self._sample_only = sample_only
         self._plan, self._settings, self._events = plan, settings, events
         self._journal = journal
         self.manifest = manifest
         self._model: LoadedModel | None = None
         self._loaded_at = 0.0
-        self._finished = journal.finished_rows()
+        self._finished = journal.finished()
         self._saved_rows = self._output_tokens = 0  # of the windows before this one
         self._last_tokens = 0  # with this one
 
-    def windows(self, plan_path: Path) -> Iterator[tuple[pa.Table, range]]:
-        """Answers every window in turn; the rows that each has set aside, and its rows."""
-        total, first = self._plan.counts.rows, 0
-        done = len(self._finished) + self._plan.counts.rejected
-        self._events.begin(done, total)
+    def windows(self, plan_path: Path) -> Iterator["WindowRows"]:
+        """Answers every window in turn; tells of each what its outputs are made of."""
+        counts, first = self._plan.counts, 0
+        done = len(self._finished) + counts.rejected
+        self._events.begin(done, counts.requests + counts.rejected)
         self._save()
         for path in window_paths(plan_path, self._plan):
             stored = read_plan(path)
             requests = self._with_seen(EngineRequests.of(stored, self._settings.ignore_eos))
             pending = _pending(requests, self._finished)
+            if self._sample_only:
+                pending = _sample(requests, pending, self._plan.settings["seed"])
+            pending = self._answer_empty(requests, pending)
             if len(pending):
                 self._generate(requests, pending)
             rows = range(first, first + stored.plan.counts.rows)
-            yield stored.rejected, rows
+            answers = np.bincount(requests.row - first, minlength=len(rows))
+            yield WindowRows(rows, np.maximum(answers, 1), stored.rejected)
             first = rows.stop
 
     def _with_seen(self, requests: EngineRequests) -> EngineRequests:
         """The requests, with the output lengths of those that are answered already."""
-        if not len(self._finished):
-            return requests
-        own = np.flatnonzero(np.isin(requests.row, self._finished)).astype(np.int32)
+        own = np.flatnonzero(np.isin(requests.keys, self._finished)).astype(np.int32)
         if not len(own):
             return requests
-        answers = read_answers(self._journal.run_dir)
-        place = np.searchsorted(answers["row"].to_numpy(), requests.row[own])
+        answers = read_answers(self._journal.run_dir, ["num_output_tokens"])
+        place = np.searchsorted(keys_of(answers), requests.keys[own])
         output_len = pc.fill_null(answers["num_output_tokens"], 0).to_numpy()[place]
         answered = output_len > 0
         request, lengths = requests.seen
@@ -84,6 +105,25 @@ class RunAttempt:
             np.concatenate([lengths, output_len[answered].astype(np.int32)]),
         )
         return replace(requests, seen=seen)
+
+    def _answer_empty(self, requests: EngineRequests, pending: Int32) -> Int32:
+        """Answer the requests of which nothing is to be computed; the others."""
+        is_empty = (requests.max_tokens[pending] == 0) & (requests.prompt_logprobs[pending] < 0)
+        empty = pending[is_empty]
+        n = len(empty)
+        self._journal.append(
+            answers_table(
+                row=requests.row[empty],
+                output_index=requests.sample[empty],
+                output_text=[""] * n,
+                output_token_ids=[[]] * n,
+                finish_reason=["length"] * n,
+                num_prompt_tokens=requests.prompt_len[empty],
+                num_cached_tokens=np.zeros(n, np.int32),
+            )
+        )
+        rest: Int32 = pending[~is_empty]
+        return rest
 
     def update(self, **seconds: float) -> None:
         """Notes seconds of this attempt."""
@@ -146,8 +186,17 @@ class RunAttempt:
         write_manifest(self._journal.run_dir, self.manifest)
 
 
+def _sample(requests: EngineRequests, pending: Int32, seed: int) -> Int32:
+    """Those of the pending requests that the batcher admits first to learn lengths."""
+    stratum, _ = top_subtrees(requests.tree)
+    stratum = np.where(requests.learned, stratum, UNLEARNED).astype(np.int32)
+    wanted = sampled(requests.sequence, stratum, seed)
+    chosen: Int32 = pending[np.isin(pending, wanted)]
+    return chosen
+
+
 def _pending(requests: EngineRequests, finished: npt.NDArray[np.int64]) -> Int32:
     """Requests without an answer, in planned order."""
-    done = np.isin(requests.row, finished)
+    done = np.isin(requests.keys, finished)
     pending: Int32 = requests.sequence[~done[requests.sequence]]
     return pending

@@ -4,15 +4,17 @@ The same call starts a run and continues it. At the end every input row is in `o
 """
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from blendrun.data.manifest import Attempt, Manifest, read_manifest, write_manifest
+from blendrun.data.manifest import Manifest, read_manifest, write_manifest
 from blendrun.data.outputs import OUTPUTS_FILE, write_outputs
 from blendrun.data.results import ResultJournal
 from blendrun.data.sources import check_sources
@@ -27,9 +29,27 @@ from blendrun.schedule.plan_record import Plan
 class RunResult:
     run_dir: Path
     outputs: Path
-    num_rows: int
+    num_rows: int  # of the outputs
     num_errors: int
     was_complete: bool  # there was nothing left to do
+
+
+def execute_sample(
+    plan_path: Path, run_dir: Path, settings: ExecuteSettings, events: RunEvents
+) -> None:
+    """Answer a sample of each top subtree whose output lengths nobody knows, and nothing else.
+
+    The sample is the one that `execute_plan` begins with; its answers stay part of the run.
+
+    Raises:
+        as `execute_plan`.
+    """
+    with _opened(plan_path, run_dir, settings) as (plan, journal, manifest):
+        if not manifest.is_complete:
+            run = RunAttempt(plan, settings, events, journal, manifest, sample_only=True)
+            for _ in run.windows(plan_path):
+                pass
+            write_manifest(run_dir, run.manifest)
 
 
 def execute_plan(
@@ -43,6 +63,32 @@ def execute_plan(
         BackendError: the engine failed; what is finished is saved.
     """
     begin = time.monotonic()
+    with _opened(plan_path, run_dir, settings) as (plan, journal, manifest):
+        counts, outputs = plan.counts, run_dir / OUTPUTS_FILE
+        num_rows = counts.requests + counts.rejected
+        if manifest.is_complete and outputs.is_file():
+            return RunResult(run_dir, outputs, num_rows, _num_errors(outputs), True)
+        run = RunAttempt(plan, settings, events, journal, manifest)
+        windows = list(run.windows(plan_path))
+        _, sources = read_header(plan_path)
+        outputs = write_outputs(
+            run_dir,
+            sources,
+            counts.rows,
+            pa.concat_tables([window.rejected for window in windows]),
+            np.concatenate([window.num_answers for window in windows]),
+            [window.rows for window in windows],
+        )
+        run.update(wall_s=time.monotonic() - begin)
+        write_manifest(run_dir, replace(run.manifest, is_complete=True))
+    return RunResult(run_dir, outputs, num_rows, _num_errors(outputs), False)
+
+
+@contextmanager
+def _opened(
+    plan_path: Path, run_dir: Path, settings: ExecuteSettings
+) -> Iterator[tuple[Plan, ResultJournal, Manifest]]:
+    """The plan, checked against its inputs, and the run folder, which belongs to it."""
     plan, sources = read_header(plan_path)
     _check_executable(plan)
     check_sources(sources)
@@ -59,23 +105,7 @@ def execute_plan(
     with ResultJournal(run_dir) as journal:
         manifest = read_manifest(run_dir) or Manifest.new(plan_path, identity)
         manifest.check_same_job(identity, run_dir)
-        num_rows, outputs = plan.counts.rows, run_dir / OUTPUTS_FILE
-        if manifest.is_complete and outputs.is_file():
-            return RunResult(run_dir, outputs, num_rows, _num_errors(outputs), True)
-        attempt = Attempt(datetime.now(UTC).isoformat(timespec="seconds"))
-        manifest = replace(manifest, attempts=(*manifest.attempts, attempt))
-        run = RunAttempt(plan, settings, events, journal, manifest)
-        windows = list(run.windows(plan_path))
-        outputs = write_outputs(
-            run_dir,
-            sources,
-            num_rows,
-            pa.concat_tables([rejected for rejected, _ in windows]),
-            [rows for _, rows in windows],
-        )
-        run.update(wall_s=time.monotonic() - begin)
-        write_manifest(run_dir, replace(run.manifest, is_complete=True))
-    return RunResult(run_dir, outputs, num_rows, _num_errors(outputs), False)
+        yield plan, journal, manifest
 
 
 def _check_executable(plan: Plan) -> None:

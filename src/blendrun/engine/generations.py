@@ -1,7 +1,8 @@
 """What every running request has generated so far, and when it is over.
 
-A request ends with a token of the end-of-sequence set (which stays in its token ids), at a stop
-string (which is cut from its text) or at `max_tokens`.
+A request ends with a token of the end-of-sequence set or one of its own stop tokens (which stay in
+its token ids, not in its text), at a stop string (which is cut from its text), where what it must
+look like allows nothing more, or at `max_tokens`.
 """
 
 from dataclasses import dataclass
@@ -9,8 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from blendrun.data.tokenizer import PromptTokenizer
+from blendrun.data.detokenizer import Detokenizer
+from blendrun.data.token_logprobs import TokenLogprobs
+from blendrun.engine.growing_answer import BY_MODEL, LENGTH, End, GrowingAnswer
+from blendrun.engine.guides import Guide, Guides
+from blendrun.engine.logprobs import Logprobs, StepLogprobs
 from blendrun.engine.requests import EngineRequests
+from blendrun.engine.stop_strings import StopSearch
+from blendrun.engine.token_counts import TokenCounts
+from blendrun.errors import BackendError
 from blendrun.tree.prefix_tree import Int32
 
 NON_FINITE = "non_finite_logits: the model's output for this row is not a number"
@@ -25,17 +33,26 @@ class Generation:
     text: str | None
     finish_reason: str | None
     error: str | None = None
+    stop_reason: str | None = None  # the stop string, or the stop token's number
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: TokenLogprobs | None = None
+    is_copy: bool = False  # of another request's answer
 
 
 class Generations:
     """Generated tokens of unfinished requests; they survive preemption here."""
 
     def __init__(
-        self, requests: EngineRequests, eos_token_ids: tuple[int, ...], tokenizer: PromptTokenizer
+        self,
+        requests: EngineRequests,
+        eos_token_ids: tuple[int, ...],
+        detokenizer: Detokenizer,
+        guides: Guides | None = None,
     ) -> None:
-        self._requests, self._tokenizer = requests, tokenizer
+        """`guides` where some request asks for a structure."""
+        self._requests, self._detokenizer, self._guides = requests, detokenizer, guides
         self._eos = np.array(eos_token_ids, np.int32)
-        self._tokens: dict[int, list[int]] = {}
+        self._answers: dict[int, GrowingAnswer] = {}
         self._count = np.zeros(len(requests), np.int32)
 
     def tokens(self, request: int, start: int, end: int) -> Int32:
@@ -43,52 +60,92 @@ class Generations:
         prompt = self._requests.prompt(request)
         if end <= len(prompt):
             return prompt[start:end]
-        generated = np.array(self._tokens.get(request, ()), np.int32)
+        generated = np.array(self._answers[request].token_ids, np.int32)
         return np.concatenate([prompt, generated])[start:end]
 
     def last_tokens(self, requests: Int32) -> Int32:
         """The newest generated token of each, for decoding."""
-        return np.array([self._tokens[r][-1] for r in requests.tolist()], np.int32)
+        return np.array([self._answers[r].token_ids[-1] for r in requests.tolist()], np.int32)
+
+    def token_counts(self, request: int) -> TokenCounts:
+        """The tokens of its answer so far; with a repetition penalty also those of its prompt."""
+        answer = self._answer(request)
+        if answer.counts is None:
+            repetition = self._requests.repetition_penalty[request] != 1
+            answer.counts = TokenCounts(self._requests.prompt(request) if repetition else ())
+        answer.counts.catch_up(answer.token_ids)
+        return answer.counts
+
+    def guide(self, request: int) -> Guide:
+        """How far its answer has come in what it must look like."""
+        answer = self._answer(request)
+        if answer.guide is None:
+            if self._guides is None:
+                raise BackendError(f"request {request} asks for a structure that nobody compiles")
+            answer.guide = self._guides.begin(self._requests.structure[request])
+        return answer.guide
 
     def add(
-        self, requests: Int32, token_ids: Int32, bad: npt.NDArray[np.bool_]
+        self,
+        requests: Int32,
+        token_ids: Int32,
+        bad: npt.NDArray[np.bool_],
+        logprobs: StepLogprobs | None = None,
     ) -> tuple[npt.NDArray[np.bool_], list[Generation]]:
         """Take one new token of each request; which are over [S], and their generations."""
         columns = self._requests
         for request, token in zip(requests.tolist(), token_ids.tolist(), strict=True):
-            self._tokens.setdefault(request, []).append(token)
+            self._answer(request).token_ids.append(token)
+        if logprobs is not None:
+            self._note(requests[logprobs.rows], logprobs.logprobs)
         self._count[requests] += 1
-        is_eos = np.isin(token_ids, self._eos) & ~columns.ignore_eos[requests]
-        is_full = self._count[requests] >= columns.max_tokens[requests]
-        over = is_eos | is_full | bad
-        if columns.stop:
-            for i in np.flatnonzero(~over):
-                over[i] = self._stop_at(int(requests[i])) is not None
-        ended = [
-            self._end(int(requests[i]), bool(is_eos[i]), bool(bad[i])) for i in np.flatnonzero(over)
-        ]
+        structured = columns.has_structure[requests]  # its end is the end, whatever is ignored
+        is_eos = np.isin(token_ids, self._eos) & (~columns.ignore_eos[requests] | structured)
+        over = is_eos | bad | (self._count[requests] >= columns.max_tokens[requests])
+        ends: dict[int, End] = {}
+        for i in np.flatnonzero((columns.has_stops[requests] | structured) & ~bad).tolist():
+            end = self._answers[int(requests[i])].end(bool(is_eos[i]))
+            if end is not None:
+                over[i], ends[i] = True, end
+        ended = []
+        for i in np.flatnonzero(over).tolist():
+            end = End(None, error=NON_FINITE) if bad[i] else BY_MODEL if is_eos[i] else LENGTH
+            ended.append(self._ended(int(requests[i]), ends.get(i, end)))
         return over, ended
 
-    def _end(self, request: int, is_eos: bool, bad: bool) -> Generation:
-        stop_at = self._stop_at(request)
-        token_ids = self._tokens.pop(request)
-        if bad:
-            return Generation(request, [], None, None, NON_FINITE)
-        text = self._tokenizer.decode(token_ids)
-        if stop_at is not None:
-            return Generation(request, token_ids, text[: text.find(stop_at)], "stop")
-        return Generation(request, token_ids, text, "stop" if is_eos else "length")
+    def _answer(self, request: int) -> GrowingAnswer:
+        answer = self._answers.get(request)
+        if answer is None:
+            stops = self._requests.stop.get(request)
+            answer = self._answers[request] = GrowingAnswer(
+                stop_token_ids=self._requests.stop_token_ids.get(request, ()),
+                stops=StopSearch(stops, self._detokenizer) if stops else None,
+            )
+        return answer
 
-    def _stop_at(self, request: int) -> str | None:
-        """The stop string of a request that comes first in its text, if one does."""
-        stops = self._requests.stop.get(request)
-        if not stops:
-            return None
-        # a stop string ends in the newest token: no need to read further back than it is long
-        reach = max(len(stop.encode()) for stop in stops) + 4
-        tail = self._tokenizer.decode(self._tokens[request][-reach:])
-        if not any(stop in tail for stop in stops):
-            return None
-        text = self._tokenizer.decode(self._tokens[request])
-        found = [(text.find(stop), -len(stop), stop) for stop in stops if stop in text]
-        return min(found)[2] if found else None
+    def _note(self, requests: Int32, found: Logprobs) -> None:
+        """Log-probabilities of the newest tokens of `requests`."""
+        for i, request in enumerate(requests.tolist()):
+            k = self._requests.logprobs[request]
+            self._answers[request].note(
+                float(found.chosen[i]), found.top_ids[i, :k], found.top[i, :k]
+            )
+
+    def _ended(self, request: int, end: End) -> Generation:
+        answer = self._answers.pop(request)
+        if end.error is not None:
+            return Generation(request, [], None, None, end.error)
+        if self._requests.max_tokens[request] == 0:  # only its prompt was asked for
+            answer, end = GrowingAnswer(), LENGTH
+        token_ids, text = answer.token_ids, end.text
+        if text is None:
+            text = self._detokenizer.decode(token_ids if end.in_text else token_ids[:-1])
+        k = int(self._requests.logprobs[request])
+        return Generation(
+            request,
+            token_ids,
+            text,
+            end.finish_reason,
+            stop_reason=end.stop_reason,
+            logprobs=answer.noted(k) if k >= 0 else None,
+        )

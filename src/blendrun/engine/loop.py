@@ -5,23 +5,24 @@ they end; a killed run loses what came after the last flush and nothing else.
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from blendrun.cost.cost_model import CostModel
 from blendrun.data.answers import answers_table
 from blendrun.data.results import ResultJournal
 from blendrun.engine.generations import Generation, Generations
 from blendrun.engine.prefix_cache import PrefixCache
+from blendrun.engine.prompt_scores import PromptScores
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.step_log import StepLog, StepRecord
 from blendrun.engine.torch_backend import StepResult
 from blendrun.schedule.batch import Batch
 from blendrun.schedule.batcher import Batcher
+from blendrun.tree.prefix_tree import Int32
 
 
 class Backend(Protocol):
@@ -40,7 +41,10 @@ class Advance:
 
 
 class RunLoop:
-    """One attempt at the pending requests of a run."""
+    """One attempt at the pending requests of a run.
+
+    `twins` take the answer of another request that runs.
+    """
 
     def __init__(
         self,
@@ -49,17 +53,20 @@ class RunLoop:
         cache: PrefixCache,
         backend: Backend,
         generations: Generations,
+        scores: PromptScores,
         journal: ResultJournal,
         cost: CostModel,
         *,
+        twins: Mapping[int, Int32],
         attempt: int,
         begin_s: float,
         flush_interval_s: float,
         on_step: Callable[[Advance], None],
     ) -> None:
         self._requests, self._batcher, self._cache = requests, batcher, cache
-        self._backend, self._generations, self._journal = backend, generations, journal
-        self._cost, self._attempt = cost, attempt
+        self._backend, self._generations, self._scores = backend, generations, scores
+        self._journal = journal
+        self._cost, self._twins, self._attempt = cost, twins, attempt
         self._flush_interval_s, self._on_step = flush_interval_s, on_step
         self._log = StepLog()
         self._ended: list[Generation] = []
@@ -77,7 +84,7 @@ class RunLoop:
 
     def fail(self, request: int, error: str) -> None:
         """Answer a request that cannot run with an error row."""
-        self._ended.append(Generation(request, [], None, None, error))
+        self._note_end(Generation(request, [], None, None, error))
 
     def _step(self) -> bool:
         begin = time.monotonic()
@@ -127,12 +134,25 @@ class RunLoop:
     def _commit(self, batch: Batch, result: StepResult) -> int:
         finished = np.zeros(len(batch.slot), np.bool_)
         drew = np.flatnonzero(batch.needs_logits)
-        over, ended = self._generations.add(batch.request[drew], result.token_ids, result.bad)
+        over, ended = self._generations.add(
+            batch.request[drew], result.token_ids, result.bad, result.logprobs
+        )
         finished[drew] = over
-        self._ended += ended
+        for generation in ended:
+            self._note_end(generation)
         self._output_tokens += len(drew)
         self._cache.free(self._batcher.commit(batch, finished))
         return len(ended)
+
+    def _note_end(self, generation: Generation) -> None:
+        request = generation.request
+        if generation.error is None:
+            generation = replace(generation, prompt_logprobs=self._scores.take(request))
+        else:
+            self._scores.forget(request)
+        self._ended.append(generation)
+        for twin in self._twins.get(request, ()):
+            self._ended.append(replace(generation, request=int(twin), is_copy=True))
 
     def _predict(self, batch: Batch) -> tuple[float, float]:
         """Compute and KV-read seconds that the cost model gives this step."""
@@ -150,15 +170,21 @@ class RunLoop:
         self._flushed_at = time.monotonic()
         if self._ended:
             request = np.array([g.request for g in self._ended], np.int32)
-            cached: npt.NDArray[np.int32] = self._batcher.num_cached[request]
+            prompt_len = self._requests.prompt_len[request]
+            is_copy = np.array([g.is_copy for g in self._ended], np.bool_)
+            cached = np.where(is_copy, prompt_len, np.maximum(self._batcher.num_cached[request], 0))
             table = answers_table(
                 row=self._requests.row[request],
+                output_index=self._requests.sample[request],
                 output_text=[g.text for g in self._ended],
                 output_token_ids=[g.token_ids for g in self._ended],
                 finish_reason=[g.finish_reason for g in self._ended],
-                num_prompt_tokens=self._requests.prompt_len[request],
-                num_cached_tokens=np.maximum(cached, 0),
+                num_prompt_tokens=prompt_len,
+                num_cached_tokens=cached,
                 error=[g.error for g in self._ended],
+                stop_reason=[g.stop_reason for g in self._ended],
+                output_logprobs=[g.logprobs for g in self._ended],
+                prompt_logprobs=[g.prompt_logprobs for g in self._ended],
             )
             self._journal.append(table)
             self._saved_rows += len(self._ended)

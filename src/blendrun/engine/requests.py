@@ -1,14 +1,21 @@
 """Columns of a plan's requests as the engine reads them, by request number."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.compute as pc
+import pyarrow as pa
 
+from blendrun.data.answers import answer_keys
+from blendrun.data.param_kinds import RARE_PARAMS
+from blendrun.data.structures import Structure
 from blendrun.schedule.lengths import is_known
 from blendrun.schedule.plan_file import StoredPlan
 from blendrun.tree.prefix_tree import Int32, Int64, PrefixTree
+
+# penalties, and the value at which each changes nothing
+PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +24,7 @@ class EngineRequests:
 
     sequence: Int32  # [N]
     row: Int64  # [N] input row
+    sample: Int32  # [N] which of the row's answers
     prompt_len: Int32
     max_tokens: Int32
     expected_output_len: Int32
@@ -27,7 +35,19 @@ class EngineRequests:
     min_p: npt.NDArray[np.float32]
     seed: Int64
     ignore_eos: npt.NDArray[np.bool_]
-    stop: dict[int, tuple[str, ...]]  # only requests that have any
+    repetition_penalty: npt.NDArray[np.float32]
+    presence_penalty: npt.NDArray[np.float32]
+    frequency_penalty: npt.NDArray[np.float32]
+    logprobs: npt.NDArray[np.int8]  # alternatives to each token; −1 = off
+    prompt_logprobs: npt.NDArray[np.int8]
+    # rare parameters: only of requests that have any
+    stop: dict[int, tuple[str, ...]]
+    stop_token_ids: dict[int, tuple[int, ...]]
+    logit_bias: dict[int, tuple[tuple[int, float], ...]]
+    structure: dict[int, Structure]
+    has_stops: npt.NDArray[np.bool_]  # stop strings or tokens
+    has_edits: npt.NDArray[np.bool_]  # penalties or a bias
+    has_structure: npt.NDArray[np.bool_]
     prompts: tuple[Int32, Int64]  # tokens, offsets
     tree: PrefixTree
     seen: tuple[Int32, Int32]  # output lengths known before: requests alike, and tokens
@@ -36,11 +56,21 @@ class EngineRequests:
     def of(cls, stored: StoredPlan, ignore_eos: bool) -> "EngineRequests":
         sequence = stored.requests["request"].to_numpy()
         table = stored.requests.take(np.argsort(sequence))
-        column = {name: table[name].to_numpy() for name in table.column_names if name != "stop"}
-        has_stop = np.flatnonzero(pc.list_value_length(table["stop"]).to_numpy())
+        column = {
+            name: table[name].to_numpy() for name in table.column_names if name not in RARE_PARAMS
+        }
+        rare = {name: _where_set(table[name]) for name in ("stop", "stop_token_ids", "logit_bias")}
+        rare["structure"] = _where_set(table["structure"])
+        has_stops, has_edits, has_structure = np.zeros((3, len(sequence)), np.bool_)
+        has_stops[[*rare["stop"], *rare["stop_token_ids"]]] = True
+        has_edits[[*rare["logit_bias"]]] = True
+        has_structure[[*rare["structure"]]] = True
+        for name, off in PENALTIES.items():
+            has_edits |= column[name] != off
         return cls(
             sequence=sequence,
             row=column["row"],
+            sample=column["sample"],
             prompt_len=column["prompt_len"],
             max_tokens=column["max_tokens"],
             expected_output_len=column["expected_output_len"],
@@ -51,7 +81,18 @@ class EngineRequests:
             min_p=column["min_p"],
             seed=column["seed"],
             ignore_eos=column["ignore_eos"] | ignore_eos,
-            stop={int(i): tuple(table["stop"][int(i)].as_py()) for i in has_stop},
+            repetition_penalty=column["repetition_penalty"],
+            presence_penalty=column["presence_penalty"],
+            frequency_penalty=column["frequency_penalty"],
+            logprobs=table["logprobs"].fill_null(-1).to_numpy(),
+            prompt_logprobs=table["prompt_logprobs"].fill_null(-1).to_numpy(),
+            stop=rare["stop"],
+            stop_token_ids=rare["stop_token_ids"],
+            logit_bias=rare["logit_bias"],
+            structure=rare["structure"],
+            has_stops=has_stops,
+            has_edits=has_edits,
+            has_structure=has_structure,
             prompts=(stored.store.tokens, stored.store.offsets),
             tree=stored.tree,
             seen=(stored.seen["request"].to_numpy(), stored.seen["output_len"].to_numpy()),
@@ -60,7 +101,27 @@ class EngineRequests:
     def __len__(self) -> int:
         return len(self.sequence)
 
+    @property
+    def keys(self) -> Int64:
+        """Of their answers, [N]."""
+        return answer_keys(self.row, self.sample)
+
     def prompt(self, request: int) -> Int32:
         """Token ids of one prompt, as a view."""
         tokens, offsets = self.prompts
         return tokens[offsets[request] : offsets[request + 1]]
+
+
+def _where_set(column: pa.ChunkedArray) -> dict[int, Any]:
+    """The values of a rare parameter by request; equal ones are one object."""
+    rows = np.flatnonzero(column.is_valid().to_numpy())
+    values = (
+        tuple(value.values() if isinstance(value, dict) else value)
+        for value in column.drop_null().to_pylist()
+    )
+    known: dict[Any, Any] = {}
+    return {
+        row: known.setdefault(value, value)
+        for row, value in zip(rows.tolist(), values, strict=True)
+        if value
+    }

@@ -39,7 +39,7 @@ def simulated_job(stored: StoredPlan) -> SimulatedJob:
     """The plan's requests; where no column states a length, what the plan expects is the truth."""
     table = stored.requests.take(np.argsort(stored.requests["request"].to_numpy()))
     expected = table["expected_output_len"].to_numpy().astype(np.int32)
-    max_output = table["max_tokens"].to_numpy().astype(np.int32)
+    max_output = np.maximum(table["max_tokens"].to_numpy(), 1).astype(np.int32)
     stated = is_known(table)
     prior = np.minimum(max_output, int(stored.plan.settings["prior_output_len"]))
     return SimulatedJob(_tree(stored), expected, max_output, prior.astype(np.int32), stated)

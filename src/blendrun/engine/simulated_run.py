@@ -36,12 +36,15 @@ def write_simulated_run(
         for path in run_dir.glob(name):
             path.unlink()
     cost, options = outcome.cost, outcome.options
-    row = stored.requests["row"].to_numpy()[np.argsort(stored.requests["request"].to_numpy())]
+    by_request = np.argsort(stored.requests["request"].to_numpy())
+    row, sample = (stored.requests[name].to_numpy()[by_request] for name in ("row", "sample"))
     with ResultJournal(run_dir) as journal:
         for rank, (simulated, part) in enumerate(zip(outcome.ranks, outcome.parts, strict=True)):
             cached = np.maximum(simulated.state.requests["num_cached"][part], 0)
             prompt_len = job.tree.prompt_len[part]
-            journal.append(_answers(row[part], prompt_len, cached, job.output_len[part]))
+            journal.append(
+                _answers(row[part], sample[part], prompt_len, cached, job.output_len[part])
+            )
             journal.append_steps(_steps(simulated.steps, rank + 1, simulated.state.limits))
     started = datetime.now(UTC).isoformat(timespec="seconds")
     limits = outcome.ranks[0].state.limits
@@ -82,6 +85,7 @@ def write_simulated_run(
 
 def _answers(
     row: np.ndarray[tuple[int], np.dtype[np.int64]],
+    sample: np.ndarray[tuple[int], np.dtype[np.int32]],
     prompt_len: np.ndarray[tuple[int], np.dtype[np.int32]],
     cached: np.ndarray[tuple[int], np.dtype[np.int32]],
     output_len: np.ndarray[tuple[int], np.dtype[np.int32]],
@@ -89,6 +93,7 @@ def _answers(
     columns = {field.name: pa.nulls(len(row), field.type) for field in ANSWER_SCHEMA}
     columns |= {
         "row": pa.array(row, pa.int64()),
+        "output_index": pa.array(sample, pa.int32()),
         "status": pa.array(["ok"] * len(row)),
         "finish_reason": pa.array(["length"] * len(row)),
         "num_prompt_tokens": pa.array(prompt_len),

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from blendrun.engine.decoder import Decoder
+from blendrun.engine.drawing import Drawn, TokenDrawer
 from blendrun.engine.generations import Generations
+from blendrun.engine.guides import Guides
+from blendrun.engine.logprobs import StepLogprobs, joined, logprobs
 from blendrun.engine.prefix_cache import PrefixCache
+from blendrun.engine.prompt_scores import PromptScores, Wanted
 from blendrun.engine.requests import EngineRequests
-from blendrun.engine.sampler import SamplingColumns, sample
 from blendrun.kernels.cpu.attention import CpuAttention
 from blendrun.schedule.batch import Batch
 from blendrun.tree.prefix_tree import Int32
@@ -27,6 +30,11 @@ class StepResult:
     attention_s: float  # attention and KV writes
     model_s: float  # everything else in the model
     sample_s: float
+    logprobs: StepLogprobs | None = None
+
+
+_NOTHING = Drawn(np.zeros(0, np.int32), np.zeros(0, np.bool_), None)
+_SCORED_AT_ONCE = 64  # prompt positions; bounds their logits: 64 rows of 150 K tokens are 38 MB
 
 
 class TorchBackend:
@@ -38,11 +46,15 @@ class TorchBackend:
         attention: CpuAttention,
         requests: EngineRequests,
         generations: Generations,
+        scores: PromptScores,
+        guides: Guides | None,
         cache: PrefixCache,
     ) -> None:
         config = decoder.config
         self._decoder, self._attention = decoder, attention
-        self._requests, self._generations, self._cache = requests, generations, cache
+        self._generations, self._cache = generations, cache
+        self._scores = scores
+        self._drawer = TokenDrawer(requests, generations, guides)
         self._k_cache, self._v_cache = attention.alloc_kv_cache(
             config.num_layers,
             cache.num_pages,
@@ -60,25 +72,41 @@ class TorchBackend:
         self._attention_s = 0.0
         token_ids, positions = self._tokens(batch)
         last = np.cumsum(batch.num_tokens, dtype=np.int64) - 1
-        rows = torch.from_numpy(last[batch.needs_logits])
+        rows = last[batch.needs_logits]
+        wanted = self._scores.wanted(batch)
+        asked = rows if wanted is None else np.concatenate([rows, wanted.token_idx])
         hidden = self._decoder.forward(
-            torch.from_numpy(token_ids), torch.from_numpy(positions), self._attend(batch), rows
+            torch.from_numpy(token_ids),
+            torch.from_numpy(positions),
+            self._attend(batch),
+            torch.from_numpy(asked),
         )
-        if not len(rows):
-            end = time.perf_counter()
-            return StepResult(
-                np.zeros(0, np.int32),
-                np.zeros(0, np.bool_),
-                self._attention_s,
-                end - begin - self._attention_s,
-                0.0,
-            )
-        logits = self._decoder.logits(hidden)
+        if wanted is not None:
+            self._score_prompts(hidden[len(rows) :], wanted)
+        logits = self._decoder.logits(hidden[: len(rows)]) if len(rows) else None
         middle = time.perf_counter()
-        drawn = sample(logits, self._sampling(batch))
+        drawn = _NOTHING if logits is None else self._drawer.draw(logits, batch)
         end = time.perf_counter()
         model_s = middle - begin - self._attention_s
-        return StepResult(drawn.token_ids, drawn.bad, self._attention_s, model_s, end - middle)
+        return StepResult(
+            drawn.token_ids, drawn.bad, self._attention_s, model_s, end - middle, drawn.logprobs
+        )
+
+    def _score_prompts(self, hidden: Tensor, wanted: Wanted) -> None:
+        """Log-probabilities of prompt tokens, out of hidden states [W, H]."""
+        parts = []
+        for start in range(0, len(hidden), _SCORED_AT_ONCE):
+            end = start + _SCORED_AT_ONCE
+            low, high = np.searchsorted(wanted.pair_row, [start, end])
+            parts.append(
+                logprobs(
+                    self._decoder.logits(hidden[start:end]),
+                    wanted.pair_row[low:high] - start,
+                    wanted.pair_token[low:high],
+                    wanted.top_k,
+                )
+            )
+        self._scores.keep(wanted, joined(parts))
 
     def _attend(self, batch: Batch) -> "_Attend":
         writes = self._cache.take_writes()
@@ -129,21 +157,6 @@ class TorchBackend:
             ids.append(self._generations.tokens(int(batch.request[i]), start, end))
             positions.append(np.arange(start, end, dtype=np.int32))
         return np.concatenate(ids).astype(np.int64), np.concatenate(positions).astype(np.int64)
-
-    def _sampling(self, batch: Batch) -> SamplingColumns:
-        request = batch.request[batch.needs_logits]
-        columns = self._requests
-        position = (batch.start + batch.num_tokens)[batch.needs_logits].astype(np.int64)
-        return SamplingColumns(
-            columns.temperature[request],
-            columns.top_p[request],
-            columns.top_k[request],
-            columns.min_p[request],
-            columns.seed[request],
-            columns.row[request],
-            np.zeros(len(request), np.int32),
-            position,
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,14 @@ from blendrun.cost.cost_model import CostModel
 from blendrun.cost.hardware import HardwareProfile
 from blendrun.cost.model_shape import ModelShape
 from blendrun.cost.optimum import Optimum
+from blendrun.data.answers import answer_keys
 from blendrun.data.manifest import Manifest
-from blendrun.data.results import read_answers
+from blendrun.data.results import keys_of, read_answers
 from blendrun.schedule.plan_file import StoredPlan
 from blendrun.tree.annotate import annotate
 from blendrun.tree.bound import job_optimum
+
+_COUNTS = ("num_prompt_tokens", "num_cached_tokens", "num_output_tokens")
 
 
 def run_optimum(windows: Iterable[StoredPlan], manifest: Manifest, run_dir: Path) -> Optimum | None:
@@ -35,7 +38,7 @@ def run_optimum(windows: Iterable[StoredPlan], manifest: Manifest, run_dir: Path
     shape = from_table(ModelShape, environment["model_shape"], "manifest: model_shape")
     cost = CostModel(shape, hardware, environment.get("tp", 1), environment.get("cost", "product"))
     capacity = int(environment["kv_pages"]) * int(environment["page_size"])
-    answers = read_answers(run_dir)
+    answers = read_answers(run_dir, _COUNTS)
     bounds = []
     for stored in windows:
         output_len = _output_lengths(stored, answers)
@@ -48,12 +51,11 @@ def run_optimum(windows: Iterable[StoredPlan], manifest: Manifest, run_dir: Path
 def _output_lengths(
     stored: StoredPlan, answers: pa.Table
 ) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    """Output tokens of every request, by request number; 0 for error rows."""
-    answered = answers["row"].to_numpy()
-    made = pc.fill_null(answers["num_output_tokens"], 0).to_numpy()
-    row = stored.requests["row"].to_numpy()
-    place = np.minimum(np.searchsorted(answered, row), len(answered) - 1)
-    lengths = np.zeros(len(row), np.int32)
-    found = answered[place] == row
-    lengths[stored.requests["request"].to_numpy()] = np.where(found, made[place], 0)
+    """Output tokens of every request, by request number; 0 for error rows and copied answers."""
+    prompt, cached, output = (pc.fill_null(answers[name], 0).to_numpy() for name in _COUNTS)
+    computed = np.where((cached == prompt) & (prompt > 0), 0, output)  # all there: a copy
+    requests = stored.requests
+    keys = answer_keys(requests["row"].to_numpy(), requests["sample"].to_numpy())
+    lengths = np.zeros(requests.num_rows, np.int32)
+    lengths[requests["request"].to_numpy()] = computed[np.searchsorted(keys_of(answers), keys)]
     return lengths

@@ -81,13 +81,16 @@ class RunMetrics:
         return max(self.generate_s - self.step_s, 0.0)
 
 
+_OF_ANSWERS = ("status", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens")
+
+
 def read_metrics(run_dir: Path, manifest: Manifest) -> RunMetrics:
     """Sums over all attempts of a run, finished or not.
 
     Raises:
         PlanError: a part cannot be read.
     """
-    total = _of_answers(read_answers(run_dir))
+    total = _of_answers(read_answers(run_dir, _OF_ANSWERS))
     steps = read_steps(run_dir)
     for number, attempt in enumerate(manifest.attempts, start=1):
         mine = steps.filter(pc.equal(steps["attempt"], number)) if steps.num_rows else None

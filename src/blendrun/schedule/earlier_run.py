@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from blendrun.data.results import read_answers
+from blendrun.data.answers import answer_keys
+from blendrun.data.results import keys_of, read_answers
 from blendrun.data.token_store import TokenStore
 from blendrun.schedule.plan_file import StoredPlan, read_plan, window_paths
 from blendrun.schedule.run_plan import plan_of_run
@@ -96,16 +97,16 @@ def observe(run_dir: Path, tree: PrefixTree, store: TokenStore) -> Observed:
 def _outputs(run_dir: Path) -> Iterator[tuple[StoredPlan, Int32, Int32]]:
     """Each window of the run's plan, its answered requests and their output lengths."""
     _, path, plan = plan_of_run(run_dir)
-    answers = read_answers(run_dir)
+    answers = read_answers(run_dir, ["status", "num_output_tokens"])
     answers = answers.filter(pc.equal(answers["status"], "ok"))
-    row = answers["row"].to_numpy()
+    keys = keys_of(answers)
     output_len = answers["num_output_tokens"].to_numpy().astype(np.int32)
     for window in window_paths(path, plan):
         stored = read_plan(window)
         order = np.argsort(stored.requests["request"].to_numpy())
-        row_of = stored.requests["row"].to_numpy()[order]  # rises with the request's number
-        place = np.minimum(np.searchsorted(row, row_of), max(len(row) - 1, 0))
-        found = row[place] == row_of if len(row) else np.zeros(len(row_of), bool)
+        wanted = answer_keys(*(stored.requests[n].to_numpy()[order] for n in ("row", "sample")))
+        place = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
+        found = keys[place] == wanted if len(keys) else np.zeros(len(wanted), bool)
         yield stored, np.flatnonzero(found).astype(np.int32), output_len[place[found]]
 
 

@@ -39,7 +39,7 @@ def expected_lengths(
     A length that the input states is taken (at most `max_tokens`), then the mean of an earlier
     run's outputs of the same prompt, then that of the nearest subtree. Else `max_tokens` itself
     where end-of-sequence is ignored or it is no more than the prior; a larger one is a safety limit
-    more than a forecast, and the prior stands in for it.
+    more than a forecast, and the prior stands in for it. At least 1.
     """
     max_tokens = requests["max_tokens"].to_numpy()
     ignore_eos = requests["ignore_eos"].to_numpy(zero_copy_only=False)
@@ -59,7 +59,8 @@ def expected_lengths(
     origin[stated > 0] = COLUMN
     columns = [np.where(stated > 0, stated, values) for values in (guess, low, high)]
     tokens, low, high = (
-        np.clip(np.rint(column), 1, max_tokens).astype(np.int32) for column in columns
+        np.clip(np.rint(column), 1, np.maximum(max_tokens, 1)).astype(np.int32)
+        for column in columns
     )
     return ExpectedLengths(tokens, origin, low, high)
 

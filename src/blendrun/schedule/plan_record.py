@@ -53,9 +53,12 @@ class PlanTimes:
     shared_compute_s: float  # with every shared prefix computed once
     memory_s: float  # T_mem
     density: float | None  # shared compute over memory; None without KV reads
+    decode_compute_s: float  # part of both of the above
     ideal_s: float
     practical_s: float
     predicted_s: float
+    predicted_low_s: float
+    predicted_high_s: float
 
     def __add__(self, other: "PlanTimes") -> "PlanTimes":
         """Times of two windows, one after the other."""

@@ -3,6 +3,7 @@
 Needs a model's config and tokenizer, never its weights, and never torch.
 """
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +16,14 @@ from blendrun.config import Resolved
 from blendrun.cost.cost_model import CostModel
 from blendrun.cost.hardware import HardwareProfile
 from blendrun.data.ingest import Ingested, Ingester
+from blendrun.data.row_work import REQUEST_SCHEMA
+from blendrun.data.token_store import OFFSETS_FILE, TOKENS_FILE, TokenStore
 from blendrun.errors import CapacityError, PlanError
 from blendrun.schedule import plan_file
 from blendrun.schedule.earlier_run import Observed, observe
 from blendrun.schedule.lengths import expected_lengths
 from blendrun.schedule.orders import Order, OrderSettings, order_requests
+from blendrun.schedule.plan_file import read_plan
 from blendrun.schedule.plan_model import PlannedModel, load_model
 from blendrun.schedule.plan_record import Plan
 from blendrun.schedule.priced_job import PricedJob
@@ -70,6 +74,37 @@ def make_plan(
             )
     plan_file.write_plan(path, plan, sources)
     return plan
+
+
+def plan_again(path: Path, settings: Resolved[PlanSettings], progress: Progress) -> Plan:
+    """Plan the requests of the plan at `path` anew, with other settings that no answer depends on.
+
+    Reads no inputs: the rows and their tokens are kept. The new plan takes the place of the old.
+
+    Raises:
+        PlanError: the plan cannot be read, or has windows.
+    """
+    stored = read_plan(path)
+    model = load_model(settings.value)
+    planner = _Planner(settings, model, _cost_model(model, settings.value), progress)
+    with plan_file.new_sidecars(path) as folder:
+        old = plan_file.sidecar_folder(path)
+        for name in (TOKENS_FILE, OFFSETS_FILE):
+            _link(old / name, folder / name)
+        table = stored.requests.take(np.argsort(stored.requests["request"].to_numpy()))
+        requests = table.select(REQUEST_SCHEMA.names).replace_schema_metadata()
+        rows = Ingested(stored.plan.counts.rows, requests, stored.rejected, TokenStore.open(folder))
+        plan = planner.plan_rows(rows, folder)
+    plan_file.write_plan(path, plan, stored.sources)
+    return plan
+
+
+def _link(old: Path, new: Path) -> None:
+    """One file under two names where the file system can, else a copy."""
+    try:
+        new.hardlink_to(old)
+    except OSError:
+        shutil.copyfile(old, new)
 
 
 def _cost_model(model: PlannedModel, settings: PlanSettings) -> CostModel:

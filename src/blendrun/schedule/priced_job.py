@@ -48,17 +48,3 @@ class PricedJob:
     def optimum(self) -> Optimum:
         """The bound, in rank-seconds."""
         return job_optimum(self.tree, self.output_len, self.annotate(self.tree), self.cost, self.dp)
-
-    def predicted_s(self, best: Optimum, computed_tokens: int) -> float:
-        """Rank-seconds of a run that computes `computed_tokens` prompt tokens.
-
-        The practical optimum with the sharing that the order keeps and the fixed cost of steps;
-        ramp-up, tail and imbalance inside steps are not in it. A lost prompt token costs the mean
-        of what a shared one saves.
-        """
-        lost = computed_tokens - self.tree.num_unique_tokens
-        saved = max(self.tree.num_prompt_tokens - self.tree.num_unique_tokens, 1)
-        busy_s = best.shared_compute_s + lost / saved * (best.compute_s - best.shared_compute_s)
-        busy_s = max(busy_s, best.min_steps * self.cost.weight_read_s)
-        overhead_s = best.min_steps * self.cost.hardware.step_overhead_s
-        return float(self.cost.overlapped_s(busy_s, best.memory_s)) + overhead_s

@@ -1,11 +1,14 @@
 """What a person can set when planning. Defaults stand here and nowhere else."""
 
-from dataclasses import dataclass, fields
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from blendrun.data.columns import ColumnNames
 from blendrun.data.input_options import BadUnicode, InputFormat, InputOptions, Truncate
+from blendrun.data.param_kinds import to_bias
 from blendrun.data.sampling import SamplingParams
+from blendrun.data.structures import STRUCTURE_COLUMNS, default_structure
 from blendrun.errors import InputError
 
 Policy = Literal["blend", "blendserve", "dfs", "dfs-sets", "arrival", "random"]
@@ -49,6 +52,18 @@ class PlanSettings:
     seed: int = 0
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[str, float] = field(default_factory=dict)  # by token id
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    n: int = 1
+    response_format: Any = None  # the next four: shapes as in a row's columns, one of them at most
+    json_schema: Any = None
+    regex: str | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -67,7 +82,16 @@ class PlanSettings:
 
     @property
     def sampling(self) -> SamplingParams:
-        return SamplingParams(**{f.name: getattr(self, f.name) for f in fields(SamplingParams)})
+        given: dict[str, Any] = {
+            f.name: getattr(self, f.name, None) for f in fields(SamplingParams)
+        }
+        given["structure"] = default_structure(
+            {name: getattr(self, name) for name in STRUCTURE_COLUMNS}
+        )
+        given["logit_bias"] = to_bias(self.logit_bias)
+        if given["logit_bias"] is None:
+            raise InputError(f"logit_bias must give token ids numbers, not {self.logit_bias!r}")
+        return SamplingParams(**given)
 
     @property
     def columns(self) -> ColumnNames:

@@ -10,15 +10,16 @@ from operator import add
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from blendrun import __version__
 from blendrun.config import Resolved
 from blendrun.data.ingest import Ingested
+from blendrun.data.param_kinds import RARE_PARAMS
+from blendrun.schedule.estimate import predict
 from blendrun.schedule.lengths import PRIOR
 from blendrun.schedule.orders import Order
 from blendrun.schedule.plan_model import PlannedModel
-from blendrun.schedule.plan_record import FORMAT, VERSION, Plan, PlanCounts, PlanTimes
+from blendrun.schedule.plan_record import FORMAT, VERSION, Plan, PlanCounts
 from blendrun.schedule.priced_job import PricedJob
 from blendrun.schedule.settings import PlanSettings
 from blendrun.schedule.step_job import steering
@@ -38,16 +39,8 @@ def describe(
     """The plan of `job` in `order`, without its sources."""
     wanted = settings.value
     counts = _counts(job, order)
-    best = job.optimum()
-    times = PlanTimes(
-        compute_s=best.compute_s,
-        shared_compute_s=best.shared_compute_s,
-        memory_s=best.memory_s,
-        density=best.density,
-        ideal_s=best.ideal_s / wanted.dp,
-        practical_s=best.practical_s / wanted.dp,
-        predicted_s=job.predicted_s(best, counts.computed_prompt_tokens) / wanted.dp,
-    )
+    budget = steering(order.admission, wanted.budget, job.cost, True).budget
+    times = predict(job, counts, wanted.policy, budget)
     return Plan(
         format=FORMAT,
         version=VERSION,
@@ -59,7 +52,7 @@ def describe(
         hardware_reason=job.cost.hardware.reason,
         policy=wanted.policy,
         admission=order.admission,
-        budget=steering(order.admission, wanted.budget, job.cost, True).budget,
+        budget=budget,
         tp=wanted.tp,
         dp=wanted.dp,
         cost=wanted.cost,
@@ -130,6 +123,9 @@ def _warnings(job: PricedJob, counts: PlanCounts) -> Iterator[str]:
     if not counts.requests:
         yield "there is no request to run"
         return
+    several = int((job.rows.requests["sample"].to_numpy() == 1).sum())
+    if several:
+        yield f"several answers to {count_of(several, 'row')}: the outputs have a row for each"
     if job.everything_fits:
         yield "the KV of all requests fits in memory at once, so the order hardly matters"
     if counts.sharing_possible < 0.01:
@@ -163,9 +159,9 @@ def _job_id(rows: Ingested, model: PlannedModel) -> str:
     for name in identity.column_names:
         column = identity[name]
         digest.update(name.encode())
-        if pa.types.is_list(column.type):
-            lengths = pc.list_value_length(column).to_numpy()
-            digest.update(lengths.tobytes() + repr(pc.list_flatten(column).to_pylist()).encode())
+        if name in RARE_PARAMS:
+            set_at = np.flatnonzero(column.is_valid().to_numpy())
+            digest.update(set_at.tobytes() + repr(column.drop_null().to_pylist()).encode())
         else:
             digest.update(column.to_numpy().tobytes())
     return digest.hexdigest()[:16]

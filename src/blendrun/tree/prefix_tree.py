@@ -82,6 +82,13 @@ class PrefixTree:
         counts: Int64 = running[self.last_leaf] - running[self.first_leaf]
         return counts
 
+    def most_below(self, values: Int64) -> Int64:
+        """The largest of `values` [N] of requests below each node, [K]."""
+        ordered = np.append(values[self.leaf_order], np.iinfo(np.int64).min)
+        ranges = np.stack([self.first_leaf, self.last_leaf], axis=1).ravel()
+        most: Int64 = np.maximum.reduceat(ordered, ranges)[::2]
+        return most
+
     def path(self, node: int) -> list[int]:
         """Nodes from below the root down to `node`."""
         nodes = []
