@@ -24,8 +24,8 @@ def cut_prompts(
         return prompts, cut
     each = np.split(prompts.tokens, np.cumsum(prompts.lengths)[:-1])
     for row in cut.tolist():
-        keep = context_len - min(int(max_tokens[row]), context_len // 2)
-        each[row] = _cut(each[row], keep, side, bos_id)
+        room = max(1, min(int(max_tokens[row]), context_len // 2))
+        each[row] = _cut(each[row], max(1, context_len - room), side, bos_id)
     return FlatTokens.of(each), cut
 
 
