@@ -26,7 +26,9 @@ def test_only_prompts_that_fill_the_context_are_cut():
     assert made == [prompts[0], prompts[1][-8:], [], prompts[3][-8:]]
 
 
-@pytest.mark.parametrize(("max_tokens", "kept"), [(0, 9), (1, 9), (4, 6), (5, 5), (6, 5), (2**31 - 1, 5)])
+@pytest.mark.parametrize(
+    ("max_tokens", "kept"), [(0, 9), (1, 9), (4, 6), (5, 5), (6, 5), (2**31 - 1, 5)]
+)
 def test_a_long_answer_takes_no_more_than_half_of_the_context(max_tokens, kept):
     (made,), _ = cut([list(range(30))], "right", max_tokens)
     assert len(made) == kept
