@@ -266,3 +266,47 @@ def test_planning_and_its_errors_need_no_torch(checkpoint: Path, tmp_path: Path)
     assert "needs torch" in refused.stderr
     assert "pip install" in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+def test_repeated_prompts_are_counted(tmp_path: Path):
+    prompts = [[5, 6], [5, 6], [5], [7], [5, 6], [7]]
+    _, plan = plan_job(tmp_path, [{"prompt_token_ids": p} for p in prompts], SHAPE)
+    assert plan.counts.repeated_prompts == 3
+
+
+def test_windows_are_plans_of_their_own_and_add_up(tmp_path: Path):
+    rows = [{"prompt_token_ids": [i % 3, i, 7], "max_tokens": 40 + i} for i in range(20)]
+    rows[4] = {"prompt_token_ids": []}
+    path, plan = plan_job(tmp_path, rows, SHAPE, window=8)
+    parts = [read_plan(tmp_path / name) for name in plan.windows]
+    assert [part.plan.counts.rows for part in parts] == [8, 8, 4]
+    assert [part.plan.window for part in parts] == [0, 1, 2]
+    assert plan.counts.rows == 20
+    assert plan.counts.rejected_by_code == {"empty_prompt": 1}
+    row = sorted(r for part in parts for r in part.requests["row"].to_pylist())
+    assert row == [i for i in range(20) if i != 4]
+    for name in ("compute_s", "predicted_s", "predicted_high_s"):
+        total = sum(getattr(part.plan.times, name) for part in parts)
+        assert getattr(plan.times, name) == pytest.approx(total)
+    assert plan.times.density == pytest.approx(plan.times.shared_compute_s / plan.times.memory_s)
+    assert len({part.plan.job_id for part in parts} | {plan.job_id}) == 4
+    assert plan_files(path, [tmp_path / "rows.jsonl"], SHAPE, window=8)[1].job_id == plan.job_id
+    with pytest.raises(PlanError, match="in 3 windows"):
+        read_plan(path)
+
+
+def test_an_empty_file_in_windows_is_one_empty_window(tmp_path: Path):
+    path, plan = plan_job(tmp_path, [], SHAPE, window=8)
+    assert (len(plan.windows), plan.counts.rows) == (1, 0)
+    assert read_plan(path.parent / plan.windows[0]).requests.num_rows == 0
+
+
+def test_the_estimate_lies_in_its_range_and_known_lengths_narrow_it(tmp_path: Path):
+    rows = [{"prompt_token_ids": [i, 2], "max_tokens": 4000} for i in range(50)]
+    _, guessed = plan_job(tmp_path / "a", rows, SHAPE)
+    _, known = plan_job(tmp_path / "b", [r | {"output_len": 256} for r in rows], SHAPE)
+    for times in (guessed.times, known.times):
+        assert times.practical_s <= times.predicted_s
+        assert times.predicted_low_s <= times.predicted_s <= times.predicted_high_s
+    spread = [t.predicted_high_s / t.predicted_low_s for t in (guessed.times, known.times)]
+    assert spread[1] < 1.1 < spread[0]

@@ -50,6 +50,8 @@ def _job(plan: Plan) -> Iterator[tuple[str, str]]:
     if counts.rejected:
         codes = ", ".join(f"{n:,} {code}" for code, n in counts.rejected_by_code.items())
         yield "rows set aside", f"{counts.rejected:,}  {codes}"
+    if counts.repeated_prompts:
+        yield "repeated prompts", f"{counts.repeated_prompts:,}  requests with a prompt seen before"
     yield "prompt tokens", format_count(counts.prompt_tokens)
     yield "unique prompt tokens", format_count(counts.unique_prompt_tokens)
     yield "expected output tokens", f"{format_count(counts.expected_output_tokens)}  {lengths}"

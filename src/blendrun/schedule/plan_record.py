@@ -21,6 +21,7 @@ class PlanCounts:
     rows: int
     requests: int
     rejected: int
+    repeated_prompts: int  # requests whose prompt another, earlier one has too
     prompt_tokens: int
     unique_prompt_tokens: int  # before splitting
     computed_prompt_tokens: int  # expected in the planned order

@@ -23,6 +23,7 @@ from blendrun.schedule.plan_record import FORMAT, VERSION, Plan, PlanCounts
 from blendrun.schedule.priced_job import PricedJob
 from blendrun.schedule.settings import PlanSettings
 from blendrun.schedule.step_job import steering
+from blendrun.tree.match import content_node
 from blendrun.tree.sharing import computed_prompt_tokens
 from blendrun.units import count_of
 
@@ -98,6 +99,7 @@ def _counts(job: PricedJob, order: Order) -> PlanCounts:
         rows=job.rows.num_rows,
         requests=tree.num_requests,
         rejected=job.rows.rejected.num_rows,
+        repeated_prompts=tree.num_requests - len(np.unique(content_node(tree))),
         prompt_tokens=tree.num_prompt_tokens,
         unique_prompt_tokens=tree.num_unique_tokens,
         computed_prompt_tokens=computed_prompt_tokens(
