@@ -13,7 +13,7 @@ from blendrun.config import resolve
 from blendrun.errors import CapacityError, InputError, PlanError
 from blendrun.schedule.orders import POLICIES
 from blendrun.schedule.plan_file import read_plan
-from blendrun.schedule.planner import make_plan
+from blendrun.schedule.planner import make_plan, plan_again
 from blendrun.schedule.settings import PlanSettings
 from tiny_jobs import SHAPE, ignore_progress, plan_files, plan_job, write_rows
 
@@ -146,6 +146,18 @@ def test_warnings_say_what_a_person_should_know(tmp_path: Path):
     assert "share next to no prefixes" in text
     assert "do not overlap" in text
     assert "output length of 10 requests is a guess" in text
+
+
+def test_notes_of_rows_are_kept_when_a_plan_is_made_again_or_in_windows(tmp_path: Path):
+    rows = [{"prompt_token_ids": [1, 2], "max_tokens": 4, "id": i % 2} for i in range(4)]
+    path, plan = plan_job(tmp_path, rows, SHAPE, id_column="id")
+    note = "2 rows with an id that an earlier row has, such as '0'"
+    assert note in plan.warnings
+    again = plan_again(path, resolve(PlanSettings, {}, plan.settings, "test"), ignore_progress)
+    assert again.warnings == plan.warnings
+    _, windows = plan_job(tmp_path / "w", rows, SHAPE, id_column="id", window=2)
+    assert windows.input_notes == (note,)
+    assert f"{note} (in 1 window)" in windows.warnings
 
 
 def test_a_request_larger_than_memory_is_told(tmp_path: Path):

@@ -93,6 +93,7 @@ class Plan:
     sources: tuple[dict[str, Any], ...]
     windows: tuple[str, ...] = ()  # plans of consecutive rows, relative to this one
     window: int | None = None  # which one of a larger plan this is
+    input_notes: tuple[str, ...] = ()  # those of `warnings` that are about rows as they were read
 
 
 def _values(record: Any) -> dict[str, Any]:

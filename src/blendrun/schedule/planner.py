@@ -93,7 +93,13 @@ def plan_again(path: Path, settings: Resolved[PlanSettings], progress: Progress)
             _link(old / name, folder / name)
         table = stored.requests.take(np.argsort(stored.requests["request"].to_numpy()))
         requests = table.select(REQUEST_SCHEMA.names).replace_schema_metadata()
-        rows = Ingested(stored.plan.counts.rows, requests, stored.rejected, TokenStore.open(folder))
+        rows = Ingested(
+            stored.plan.counts.rows,
+            requests,
+            stored.rejected,
+            TokenStore.open(folder),
+            stored.plan.input_notes,
+        )
         plan = planner.plan_rows(rows, folder)
     plan_file.write_plan(path, plan, stored.sources)
     return plan

@@ -64,6 +64,7 @@ def describe(
         warnings=tuple(_warnings(job, counts)),
         sources=(),
         window=window,
+        input_notes=job.rows.notes,
     )
 
 
@@ -82,6 +83,7 @@ def joined(plans: Sequence[Plan], names: Sequence[str]) -> Plan:
         warnings=tuple(_joined_warnings(plans)),
         windows=tuple(names),
         window=None,
+        input_notes=tuple(note for plan in plans for note in plan.input_notes),
     )
 
 
