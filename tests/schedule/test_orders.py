@@ -73,8 +73,8 @@ def test_blendserve_puts_short_answers_before_long_ones():
 
 def test_blendserve_splits_only_where_memory_is_short():
     prefix = list(range(100, 1100))
-    prompts = [[*prefix, i] for i in range(10)] + [[7, 8]]
-    lengths = [1] * 9 + [400, 2000]
+    prompts = [[*prefix, *[i] * 300] for i in range(60)] + [[*prefix, 60], [7, 8]]
+    lengths = [1] * 60 + [4000, 2000]
     unique = tree_of(prompts).num_unique_tokens
     roomy = order("blendserve", prompts, lengths, everything_fits=True)
     tight = order("blendserve", prompts, lengths, everything_fits=False)

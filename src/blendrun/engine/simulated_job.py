@@ -175,7 +175,7 @@ def simulate_job(
     )
     machine = Machine.of(cost, options.overlaps)
     prices = StepPrices.of(cost).scaled(options.price_factor)
-    parts = _parts(order, true_prices, options.dp)
+    parts = _parts(order, job.output_len, cost, options.dp)
     ranks = []
     for part in parts:
         rank_job = batcher_job(order.tree, part, max_output, planned, learned, cost)
@@ -234,10 +234,8 @@ def _planned(
     return np.rint(mean[stratum]).astype(np.int32), nothing
 
 
-def _parts(order: Order, priced: Annotations, dp: int) -> list[Int32]:
+def _parts(order: Order, output_len: Int32, cost: CostModel, dp: int) -> list[Int32]:
     sequence = np.ascontiguousarray(order.sequence)
     if dp == 1:
         return [sequence]
-    return partition(
-        sequence, priced.request_compute_s, priced.request_memory_s, priced.root_density, dp
-    )
+    return [part.requests for part in partition(order.tree, sequence, output_len, cost, dp)]

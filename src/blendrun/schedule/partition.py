@@ -1,41 +1,90 @@
-"""Divide a job among data-parallel ranks, each with the job's own mix. Knows seconds, no tokens."""
+"""Divide a job among data-parallel ranks: equal predicted time, each with the job's own mix.
 
-import heapq
+Paper section 5.5: the one tree is cut, so that a prefix is computed twice only where a cut parts
+it. Every rank gets one run of leaves of the tree's dense side and one of its sparse side: two
+runs for each of N ranks, 2 N - 1 cuts in all.
+"""
+
+from dataclasses import dataclass
 
 import numpy as np
 
-from blendrun.tree.annotate import Float64
-from blendrun.tree.prefix_tree import Int32
+from blendrun.cost.cost_model import CostModel
+from blendrun.schedule.cuts import cut
+from blendrun.schedule.leaf_row import LeafRow
+from blendrun.tree.annotate import annotate
+from blendrun.tree.density_sides import dense_side_first
+from blendrun.tree.prefix_tree import ROOT, Int32, PrefixTree
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one rank does, with the prefixes that other ranks compute, too."""
+
+    requests: Int32  # in planned order
+    compute_s: float
+    memory_s: float
+    predicted_s: float  # compute and KV reads perfectly mixed, nothing else
 
 
 def partition(
-    sequence: Int32, compute_s: Float64, memory_s: Float64, root_density: float, parts: int
-) -> list[Int32]:
-    """`parts` sub-sequences with nearly equal compute and equal KV reads.
+    tree: PrefixTree, sequence: Int32, output_len: Int32, cost: CostModel, parts: int
+) -> list[Part]:
+    """`parts` parts of `sequence`, some of them empty where there are too few requests.
 
-    Requests at or above the root's density are cut into runs of equal seconds, so that a prefix
-    is computed twice at most once per cut; the others go, longest first, to the rank that has
-    least.
+    A request that takes as long as an equal share of what it and all shorter ones take has a rank
+    of its own. The predicted time of every other part is within 2 % of equal, unless a single
+    request forces more: then it is off by no more than the longest of these requests takes by
+    itself, with its whole prompt. Equal is the time for an equal share of the compute and KV reads
+    of these parts, with what they repeat: at most one root-to-leaf path for each cut.
 
     Args:
-        sequence: [N] requests in planned order.
-        compute_s, memory_s: [N] by request number.
+        tree: of all N requests, as the batcher will share it.
+        sequence: int32[N] requests in planned order, which a part keeps.
+        output_len: int32[N] expected output tokens.
     """
-    if parts == 1:
-        return [sequence]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        dense = compute_s[sequence] >= root_density * memory_s[sequence]
-    seconds = np.maximum(compute_s, memory_s)[sequence]
-    rank_of = np.zeros(len(sequence), np.int64)
-    left = np.flatnonzero(dense)
-    total = np.cumsum(seconds[left])
-    if len(left) and total[-1] > 0:
-        middle = (total - seconds[left] / 2) / total[-1]
-        rank_of[left] = np.minimum(middle * parts, parts - 1)
-    loads = [(0.0, rank) for rank in range(parts)]
-    right = np.flatnonzero(~dense)
-    for i in right[np.argsort(-seconds[right], kind="stable")]:
-        load, rank = loads[0]
-        rank_of[i] = rank
-        heapq.heapreplace(loads, (load + float(seconds[i]), rank))
-    return [sequence[rank_of == rank] for rank in range(parts)]
+    priced = annotate(tree, output_len, cost)
+    alone = _of_their_own(tree, output_len, cost, priced.compute_s[ROOT], parts)
+    row = LeafRow.of(*dense_side_first(tree, priced)).without(alone)
+    mixed = row.mixed(tree.prompt_len, output_len, cost)
+    ends, compute_s = cut(mixed, parts - len(alone))
+
+    rank_of = np.empty(len(sequence), np.int64)
+    in_turn = row.requests[row.turns(mixed.dense_before)]
+    rank_of[in_turn] = np.repeat(np.arange(len(compute_s)), np.diff(ends))
+    rank_of[alone] = np.arange(len(compute_s), parts)
+    alone_s = cost.compute_s(tree.prompt_len, output_len)[alone]
+    compute_s = np.concatenate([compute_s, alone_s])
+    memory_s = np.bincount(rank_of, priced.request_memory_s, parts)
+    seconds = cost.overlapped_s(compute_s, memory_s)
+    by_rank = sequence[np.argsort(rank_of[sequence], kind="stable")]
+    requests = np.split(by_rank, np.cumsum(np.bincount(rank_of, minlength=parts))[:-1])
+    figures = zip(requests, compute_s.tolist(), memory_s.tolist(), seconds.tolist(), strict=True)
+    return [Part(*figure) for figure in figures]
+
+
+def _of_their_own(
+    tree: PrefixTree, output_len: Int32, cost: CostModel, compute_s: float, parts: int
+) -> Int32:
+    """Requests that take as long as an equal share of what they and all shorter ones take.
+
+    Without the prefixes that they share, which any rank that has such a request computes.
+
+    Args:
+        compute_s: of the whole job.
+    """
+    prompt_len = tree.prompt_len
+    memory_s = cost.memory_s(prompt_len, output_len)
+    own_s = cost.prefill_s(tree.edge_start[tree.leaf_node], prompt_len) + cost.head_s(1)
+    own_s = own_s + cost.decode_compute_s(prompt_len, output_len)
+    alone_s = cost.overlapped_s(own_s, memory_s)
+    memory_left = float(memory_s.sum())
+    alone: list[int] = []
+    for request in np.argsort(-alone_s, kind="stable")[: parts - 1].tolist():
+        share_s = float(cost.overlapped_s(compute_s, memory_left)) / (parts - len(alone))
+        if alone_s[request] < share_s:
+            break
+        alone.append(request)
+        compute_s = max(compute_s - float(own_s[request]), 0.0)
+        memory_left = max(memory_left - float(memory_s[request]), 0.0)
+    return np.array(alone, np.int32)

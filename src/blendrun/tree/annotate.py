@@ -29,6 +29,7 @@ class Annotations:
     compute_s: Float64  # [K]
     memory_s: Float64  # [K]
     unique_tokens: npt.NDArray[np.int64]  # [K] prompt tokens on the edges of the subtree
+    prefix_s: Float64  # [K] compute of the tokens from the root to the end of the edge, alone
 
     @property
     def request_density(self) -> Float64:
@@ -73,6 +74,7 @@ def annotate(tree: PrefixTree, output_len: Int32, cost: CostModel) -> Annotation
         _sum_over_leaves(tree, request_compute_s),
         _sum_over_leaves(tree, request_memory_s),
         below[tree.subtree_end] - below[:-1],
+        cost.prefill_s(0, tree.depth),
     )
 
 

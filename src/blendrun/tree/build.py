@@ -42,10 +42,8 @@ def build_tree(tokens: Int32, offsets: Int64) -> PrefixTree:
 
 def arrange(topology: Topology, rank: npt.NDArray[np.float64]) -> PrefixTree:
     """Lay `topology` out in preorder, the children of a node by ascending `rank` [K]."""
-    num_nodes, root = len(topology.parent), len(topology.parent) - 1
-    children = np.lexsort((np.arange(num_nodes), rank, topology.parent)).astype(np.int32)
-    children = children[children != root]
-    child_start = np.searchsorted(topology.parent[children], np.arange(num_nodes + 1))
+    by_rank = np.argsort(rank, kind="stable").astype(np.int32)
+    children, child_start = _children(topology.parent, by_rank)
     columns = _preorder(
         topology.parent, topology.depth, children, child_start, _num_leaves(topology)
     )
@@ -125,6 +123,24 @@ def _link(order: Int32, shared_len: Int32, prompt_len: Int32) -> tuple[Int32, In
             parent[v] = last
     parent[last] = last
     return parent[: last + 1].copy(), depth[: last + 1].copy()
+
+
+@numba.njit(cache=True)
+def _children(parent: Int32, by_rank: Int32) -> tuple[Int32, Int64]:
+    """All children, parent by parent in the order of `by_rank`, and where each parent's begin."""
+    root = len(parent) - 1
+    child_start = np.zeros(len(parent) + 1, np.int64)
+    for node in range(root):
+        child_start[parent[node] + 1] += 1
+    for node in range(len(parent)):
+        child_start[node + 1] += child_start[node]
+    free = child_start[:-1].copy()
+    children = np.empty(root, np.int32)
+    for node in by_rank:
+        if node != root:
+            children[free[parent[node]]] = node
+            free[parent[node]] += 1
+    return children, child_start
 
 
 @numba.njit(cache=True)

@@ -31,6 +31,7 @@ from blendrun.schedule.step.state import (
     State,
     Step,
 )
+from blendrun.schedule.step.units import merged
 from blendrun.tree.annotate import Float64
 from blendrun.tree.prefix_tree import Int32, PrefixTree
 from blendrun.tree.strata import top_subtrees
@@ -196,21 +197,16 @@ def _lists(job: BatcherJob, stratum: Int32, how: Steering) -> Lists:
             np.zeros(0, np.int32),
             np.zeros(len(order), np.int32),
             np.zeros(len(order), np.int32),
-            _sums(job, order) if ADMISSION[how.admission] == TWO_ENDED else np.zeros((1, 4)),
+            _units(job, order if ADMISSION[how.admission] == TWO_ENDED else order[:0]),
         ),
         order,
         np.zeros(0, np.int32),
     )
 
 
-def _sums(job: BatcherJob, order: Int32) -> Float64:
-    """Running sums over the sequence, by SUM_COMPUTE, SUM_MEMORY, SUM_OWN, …"""
-    own = job.tree.edge_len[job.tree.leaf_node]
-    columns: list[Any] = [job.compute_s, job.memory_s, own, job.planned_output]
-    sums = np.zeros((len(order) + 1, 4))
-    for i, column in enumerate(columns):
-        np.cumsum(column[order], out=sums[1:, i])
-    return sums
+def _units(job: BatcherJob, order: Int32) -> Any:
+    own_len = job.tree.edge_len[job.tree.leaf_node]
+    return merged(job.compute_s[order], job.memory_s[order], own_len[order])
 
 
 def with_lists(lists: Lists, left: Int32, right: Int32) -> Lists:

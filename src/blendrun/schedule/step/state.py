@@ -24,7 +24,7 @@ WAITING, RUNNING, DONE = 0, 1, 2  # of a request
 LEFT, RIGHT = 0, 1
 UNLEARNED = -1  # stratum of a request whose length is known or stays as planned
 
-SUM_COMPUTE, SUM_MEMORY, SUM_OWN, SUM_OUTPUT = range(4)
+MAX_DENSITY = 1e3  # above this next to no KV is read; the scan from both ends needs a number
 ONE_LIST, TWO_ENDED, TWO_LISTS = 0, 1, 2  # how requests come in
 FIXED, RATIO = 0, 1  # what a step's prefill is cut to
 
@@ -90,6 +90,13 @@ STRATUM = np.dtype(
     ],
     align=True,
 )
+# a stretch of a sequence with two ends
+UNIT = np.dtype(
+    [
+        ("density", np.float64),  # MAX_DENSITY at most
+        ("prefill_rate", np.float64),  # prompt tokens of its own for each second of KV reads
+    ]
+)
 
 
 class Ordered(NamedTuple):
@@ -111,7 +118,7 @@ class Lists(NamedTuple):
     last_right: Int32  # [len(right) + 1] 1 + the place that still waits before one, path-halved
     back_left: Int32  # stack of preempted requests
     back_right: Int32
-    sums: Float64  # [n + 1, 4] over a sequence with two ends, see SUM_...
+    units: Any  # [n] of UNIT, of a sequence with two ends
 
 
 class Lengths(NamedTuple):
