@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -138,10 +139,13 @@ def test_a_plan_without_requests_says_so(tmp_path: Path, blendrun: Blendrun):
 
 
 def test_a_split_tree_is_pointed_out(tmp_path: Path, blendrun: Blendrun):
-    rows = [
-        {"prompt_token_ids": [*[5] * 40, i], "max_tokens": 8000 if i % 2 else 1, "output_len": 7000}
-        for i in range(400)
-    ]
+    def row(i: int) -> dict[str, Any]:
+        """Two groups, one with mostly long answers, one with mostly short ones."""
+        group, is_long = i % 2, (i // 2 % 10 < 3) == bool(i % 2)
+        prompt = [*[5 + group] * 40, *[i] * (1 if is_long else 900)]
+        return {"prompt_token_ids": prompt, "max_tokens": 8000 if is_long else 1}
+
+    rows = [row(i) | {"output_len": 7000} for i in range(400)]
     write_rows(tmp_path / "split.jsonl", rows)
     words = ["--model", SHAPE, "--hardware", "h200", "--policy", "blendserve"]
     assert blendrun("plan", "split.jsonl", *words, "--keep-sharing", "0.3").code == 0

@@ -12,7 +12,7 @@ import pytest
 from blendrun.config import resolve
 from blendrun.errors import CapacityError, InputError, PlanError
 from blendrun.schedule.orders import POLICIES
-from blendrun.schedule.plan_file import read_plan
+from blendrun.schedule.plan_file import read_plan, window_paths
 from blendrun.schedule.planner import make_plan, plan_again
 from blendrun.schedule.settings import PlanSettings
 from tiny_jobs import SHAPE, ignore_progress, plan_files, plan_job, write_rows
@@ -322,3 +322,23 @@ def test_the_estimate_lies_in_its_range_and_known_lengths_narrow_it(tmp_path: Pa
         assert times.predicted_low_s <= times.predicted_s <= times.predicted_high_s
     spread = [t.predicted_high_s / t.predicted_low_s for t in (guessed.times, known.times)]
     assert spread[1] < 1.1 < spread[0]
+
+
+@pytest.mark.parametrize("settings", [{}, {"window": 30}], ids=["whole", "in windows"])
+def test_ranks_are_planned_with_equal_times(tmp_path: Path, settings):
+    rows = [{"prompt_token_ids": [i % 5, i % 7, i], "max_tokens": 40 + i % 9} for i in range(70)]
+    path, plan = plan_job(tmp_path, rows, SHAPE, dp=3, **settings)
+    assert sum(rank.requests for rank in plan.ranks) == 70
+    seconds = [rank.predicted_s for rank in plan.ranks]
+    assert max(seconds) <= 1.1 * min(seconds)
+    tables = [read_plan(p).requests for p in window_paths(path, plan)]
+    ranks = [rank for table in tables for rank in table["rank"].to_pylist()]
+    assert [ranks.count(i) for i in range(3)] == [rank.requests for rank in plan.ranks]
+
+
+def test_more_ranks_than_requests_leave_some_empty(tmp_path: Path):
+    _, plan = plan_job(tmp_path, [{"prompt_token_ids": [1, i]} for i in range(2)], SHAPE, dp=5)
+    assert sorted(rank.requests for rank in plan.ranks) == [0, 0, 0, 1, 1]
+    alone = plan_job(tmp_path, [{"prompt_token_ids": [1, i]} for i in range(2)], SHAPE)[1]
+    assert alone.ranks == ()
+    assert plan.times.predicted_s >= alone.times.predicted_s / 2.1

@@ -64,6 +64,10 @@ def _time(plan: Plan) -> Iterator[tuple[str, str]]:
     times = plan.times
     ends = f"{format_seconds(times.predicted_low_s)} and {format_seconds(times.predicted_high_s)}"
     yield "predicted", f"{format_seconds(times.predicted_s)}  between {ends}"
+    if plan.ranks:
+        ends_s = [rank.predicted_s for rank in plan.ranks]
+        spread = f"{format_seconds(min(ends_s))} to {format_seconds(max(ends_s))} of work"
+        yield "ranks", f"{len(plan.ranks)}  {spread}, the same mix in each"
     prefill_s = times.shared_compute_s - times.decode_compute_s
     # each a share of what would run one after the other
     work_s = (times.shared_compute_s + times.memory_s) or 1.0

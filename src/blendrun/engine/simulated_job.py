@@ -28,7 +28,7 @@ from blendrun.schedule.partition import partition
 from blendrun.schedule.step.begin import BatchLimits, new_state, sampled
 from blendrun.schedule.step.steering import begin
 from blendrun.schedule.step_job import batcher_job, steering
-from blendrun.tree.annotate import Annotations, annotate
+from blendrun.tree.annotate import annotate
 from blendrun.tree.bound import job_optimum
 from blendrun.tree.prefix_tree import Int32, PrefixTree
 from blendrun.tree.strata import top_subtrees
@@ -175,7 +175,7 @@ def simulate_job(
     )
     machine = Machine.of(cost, options.overlaps)
     prices = StepPrices.of(cost).scaled(options.price_factor)
-    parts = _parts(order, job.output_len, cost, options.dp)
+    parts = _parts(order, planned, cost, options.dp)
     ranks = []
     for part in parts:
         rank_job = batcher_job(order.tree, part, max_output, planned, learned, cost)

@@ -5,11 +5,13 @@ to ramp-up, tail and imbalance inside steps. Whether the hardware does what its 
 in it: that is measured, or noted.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from blendrun.cost.optimum import Optimum
 from blendrun.schedule.lengths import KNOWN
+from blendrun.schedule.partition import Part
 from blendrun.schedule.plan_record import PlanCounts, PlanTimes
 from blendrun.schedule.priced_job import PricedJob
 from blendrun.tree.prefix_tree import Int32
@@ -37,12 +39,21 @@ _RATIO_BUDGET = _Reached(0.88, 0.94, 0.97)  # one list, every step at the job's 
 _NO_OVERLAP = _Reached(0.85, 0.95, 1.0)
 
 
-def predict(job: PricedJob, counts: PlanCounts, policy: str, budget: str) -> PlanTimes:
-    """Times of a job in an order that computes `counts.computed_prompt_tokens` prompt tokens."""
+def predict(
+    job: PricedJob, counts: PlanCounts, policy: str, budget: str, parts: Sequence[Part] = ()
+) -> PlanTimes:
+    """Times of a job in an order that computes `counts.computed_prompt_tokens` prompt tokens.
+
+    Of several ranks, with these `parts`, the last one to end counts.
+    """
     reached = _reached(job, counts, policy, budget)
     lost_tokens = counts.computed_prompt_tokens - job.tree.num_unique_tokens
     best = job.optimum()
     decode_s = float(job.cost.decode_compute_s(job.tree.prompt_len, job.output_len).sum())
+    # the last rank, over an equal share of the whole
+    whole_s = float(job.cost.overlapped_s(best.shared_compute_s, best.memory_s))
+    last_s = max((part.predicted_s for part in parts), default=0.0)
+    share = max(last_s / whole_s, 1 / job.dp) if whole_s > 0 else 1 / job.dp
     low, high = (_with_lengths(job, ends) for ends in (job.lengths.low, job.lengths.high))
     return PlanTimes(
         compute_s=best.compute_s,
@@ -52,9 +63,9 @@ def predict(job: PricedJob, counts: PlanCounts, policy: str, budget: str) -> Pla
         decode_compute_s=decode_s,
         ideal_s=best.ideal_s / job.dp,
         practical_s=best.practical_s / job.dp,
-        predicted_s=_busy_s(job, best, lost_tokens) / job.dp / reached.usual,
-        predicted_low_s=_busy_s(low, low.optimum(), lost_tokens) / job.dp / reached.best,
-        predicted_high_s=_busy_s(high, high.optimum(), lost_tokens) / job.dp / reached.worst,
+        predicted_s=_busy_s(job, best, lost_tokens) * share / reached.usual,
+        predicted_low_s=_busy_s(low, low.optimum(), lost_tokens) * share / reached.best,
+        predicted_high_s=_busy_s(high, high.optimum(), lost_tokens) * share / reached.worst,
     )
 
 

@@ -70,6 +70,21 @@ class PlanTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedRank:
+    """One of several data-parallel ranks; seconds with the prefixes that others compute, too."""
+
+    requests: int
+    compute_s: float
+    memory_s: float
+    predicted_s: float  # compute and KV reads at the machine's own overlap, nothing else
+
+    def __add__(self, other: "PlannedRank") -> "PlannedRank":
+        """What the rank does in two windows."""
+        mine, others = _values(self), _values(other)
+        return PlannedRank(**{name: value + others[name] for name, value in mine.items()})
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     format: str
     version: int
@@ -91,6 +106,7 @@ class Plan:
     settings_from: Mapping[str, str]  # flag, file or default
     warnings: tuple[str, ...]
     sources: tuple[dict[str, Any], ...]
+    ranks: tuple[PlannedRank, ...] = ()  # where there are several
     windows: tuple[str, ...] = ()  # plans of consecutive rows, relative to this one
     window: int | None = None  # which one of a larger plan this is
     input_notes: tuple[str, ...] = ()  # those of `warnings` that are about rows as they were read

@@ -23,6 +23,7 @@ from blendrun.schedule import plan_file
 from blendrun.schedule.earlier_run import Observed, observe
 from blendrun.schedule.lengths import expected_lengths
 from blendrun.schedule.orders import Order, OrderSettings, order_requests
+from blendrun.schedule.partition import Part, partition
 from blendrun.schedule.plan_file import read_plan
 from blendrun.schedule.plan_model import PlannedModel, load_model
 from blendrun.schedule.plan_record import Plan
@@ -173,8 +174,13 @@ class _Planner:
             settings.seed, settings.keep_sharing, job.everything_fits, job.kv_capacity_tokens
         )
         order = order_requests(settings.policy, job.tree, job.annotate, wanted)
-        plan = describe(job, order, self.model, self.settings, window)
-        _write_sidecars(folder, job, order, plan, observed.examples(tree, settings.seed))
+        parts: list[Part] = []
+        if settings.dp > 1:
+            self.progress("divide among ranks", 0, 1)
+            parts = partition(order.tree, order.sequence, lengths.tokens, self.cost, settings.dp)
+        plan = describe(job, order, self.model, self.settings, parts, window)
+        seen = observed.examples(tree, settings.seed)
+        _write_sidecars(folder, job, order, plan, parts, seen)
         return plan
 
     def _observed(self, tree: PrefixTree, rows: Ingested) -> Observed:
@@ -185,9 +191,14 @@ class _Planner:
         return Observed.joined([observe(Path(run), tree, rows.store) for run in runs])
 
 
-def _write_sidecars(folder: Path, job: PricedJob, order: Order, plan: Plan, seen: pa.Table) -> None:
+def _write_sidecars(
+    folder: Path, job: PricedJob, order: Order, plan: Plan, parts: Sequence[Part], seen: pa.Table
+) -> None:
     priced = job.annotate(order.tree)
     density = priced.request_density
+    rank = np.zeros(order.tree.num_requests, np.int32)
+    for number, part in enumerate(parts):
+        rank[part.requests] = number
     columns = {
         "request": np.arange(order.tree.num_requests, dtype=np.int32),
         "expected_output_len": job.output_len,
@@ -195,6 +206,7 @@ def _write_sidecars(folder: Path, job: PricedJob, order: Order, plan: Plan, seen
         "density": density,
         # on the left wait, if lengths are as expected, those at the root's density or above
         "is_left": density >= priced.root_density,
+        "rank": rank,
     }
     requests = job.rows.requests
     for name, values in columns.items():

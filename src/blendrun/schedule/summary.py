@@ -18,8 +18,9 @@ from blendrun.data.param_kinds import RARE_PARAMS
 from blendrun.schedule.estimate import predict
 from blendrun.schedule.lengths import PRIOR
 from blendrun.schedule.orders import Order
+from blendrun.schedule.partition import Part
 from blendrun.schedule.plan_model import PlannedModel
-from blendrun.schedule.plan_record import FORMAT, VERSION, Plan, PlanCounts
+from blendrun.schedule.plan_record import FORMAT, VERSION, Plan, PlanCounts, PlannedRank
 from blendrun.schedule.priced_job import PricedJob
 from blendrun.schedule.settings import PlanSettings
 from blendrun.schedule.step_job import steering
@@ -35,13 +36,14 @@ def describe(
     order: Order,
     model: PlannedModel,
     settings: Resolved[PlanSettings],
+    parts: Sequence[Part],
     window: int | None = None,
 ) -> Plan:
-    """The plan of `job` in `order`, without its sources."""
+    """The plan of `job` in `order`, without its sources; `parts` where there are several ranks."""
     wanted = settings.value
     counts = _counts(job, order)
     budget = steering(order.admission, wanted.budget, job.cost, True).budget
-    times = predict(job, counts, wanted.policy, budget)
+    times = predict(job, counts, wanted.policy, budget, parts)
     return Plan(
         format=FORMAT,
         version=VERSION,
@@ -63,6 +65,10 @@ def describe(
         settings_from=dict(settings.origins),
         warnings=tuple(_warnings(job, counts)),
         sources=(),
+        ranks=tuple(
+            PlannedRank(len(part.requests), part.compute_s, part.memory_s, part.predicted_s)
+            for part in parts
+        ),
         window=window,
         input_notes=job.rows.notes,
     )
@@ -81,6 +87,9 @@ def joined(plans: Sequence[Plan], names: Sequence[str]) -> Plan:
         counts=reduce(add, (plan.counts for plan in plans)),
         times=reduce(add, (plan.times for plan in plans)),
         warnings=tuple(_joined_warnings(plans)),
+        ranks=tuple(
+            reduce(add, of_rank) for of_rank in zip(*(p.ranks for p in plans), strict=True)
+        ),
         windows=tuple(names),
         window=None,
         input_notes=tuple(note for plan in plans for note in plan.input_notes),
