@@ -78,7 +78,7 @@ def compute_s(row: MixedRow, begin: int, end: int) -> float:
             common = row.common_s[sparse]
             if dense_end < num_dense:
                 common = min(common, row.common_s[dense_end])
-            pass
+            total -= common
     return total
 
 
