@@ -137,9 +137,10 @@ def test_a_preempted_request_computes_its_own_answer_again_as_a_prompt():
 
 def test_num_right_tells_who_runs_from_where():
     run = TinyRun(distinct([1] * 6), [5] * 6, chunk_size=100, admission="two-ended")
-    run.step()
+    batch = run.step()
+    assert sorted(batch.request.tolist()) == [0, 3, 4, 5]  # the left has 0.29 of the memory
     assert run.batcher.num_running == 4
-    assert run.batcher.num_right == 2
+    assert run.batcher.num_right == 3
     assert run.batcher.num_waiting == 2
 
 

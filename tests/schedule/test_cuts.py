@@ -73,10 +73,11 @@ def test_one_side_alone_is_taken_as_it_is(num_dense: int):
 
 
 def test_a_cut_goes_where_nothing_is_repeated():
-    # two groups, of 201 and 200 requests: half of the time is inside of the first
-    prompts = [[group] * 400 + [i] for group in range(2) for i in range(201 - group)]
+    # half of the time is inside of the first of two groups, two requests before its end
+    prompts = [
+        [group] * 5 + [i] * 50 for group, size in enumerate((1002, 998)) for i in range(size)
+    ]
     tree = tree_of(prompts)
-    output_len = np.ones(len(prompts), np.int32)
     row = LeafRow.of(tree, len(prompts))
-    ends, _ = cut(row.mixed(tree.prompt_len, output_len, COSTS[0]), 2)
-    assert ends.tolist() == [0, 201, 401]
+    ends, _ = cut(row.mixed(tree.prompt_len, np.ones(len(prompts), np.int32), COSTS[0]), 2)
+    assert ends.tolist() == [0, 1002, 2000]

@@ -235,6 +235,7 @@ def _planned(
 
 
 def _parts(order: Order, output_len: Int32, cost: CostModel, dp: int) -> list[Int32]:
+    """Requests of each rank; whatever the batcher knows, the job is divided by true lengths."""
     sequence = np.ascontiguousarray(order.sequence)
     if dp == 1:
         return [sequence]

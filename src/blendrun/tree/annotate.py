@@ -29,7 +29,7 @@ class Annotations:
     compute_s: Float64  # [K]
     memory_s: Float64  # [K]
     unique_tokens: npt.NDArray[np.int64]  # [K] prompt tokens on the edges of the subtree
-    prefix_s: Float64  # [K] compute of the tokens from the root to the end of the edge, alone
+    prefix_s: Float64  # [K] compute of all tokens from the root to the end of the edge, once
 
     @property
     def request_density(self) -> Float64:
