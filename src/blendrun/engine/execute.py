@@ -103,7 +103,10 @@ def _opened(
             "give another --run-dir, or move that file away",
         )
     with ResultJournal(run_dir) as journal:
-        manifest = read_manifest(run_dir) or Manifest.new(plan_path, identity)
+        counts = plan.counts
+        manifest = read_manifest(run_dir) or Manifest.new(
+            plan_path, identity, counts.requests, counts.rejected
+        )
         manifest.check_same_job(identity, run_dir)
         yield plan, journal, manifest
 

@@ -108,6 +108,7 @@ class RunLoop:
                 step_s=end - begin,
                 prefill_tokens=batch.num_prefill_tokens,
                 decode_tokens=batch.num_decodes,
+                output_tokens=len(result.token_ids),
                 running=batcher.num_running,
                 running_left=batcher.num_running - batcher.num_right,
                 waiting=batcher.num_waiting,
