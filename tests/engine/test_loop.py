@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from blendrun.data.results import ResultJournal, read_answers, read_steps
+from blendrun.engine.deadline import Deadline
 from blendrun.engine.generations import Generations
 from blendrun.engine.loop import Advance, RunLoop
 from blendrun.engine.prefix_cache import PrefixCache
@@ -96,6 +97,7 @@ class Job:
             twins={},
             attempt=3,
             begin_s=time.monotonic(),
+            deadline=Deadline(0.0, None),
             flush_interval_s=flush_interval_s,
             on_step=self.advances.append,
         )

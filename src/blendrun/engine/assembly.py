@@ -17,6 +17,7 @@ from blendrun.data.detokenizer import Detokenizer
 from blendrun.data.model_files import ModelFiles, resolve_model
 from blendrun.data.results import ResultJournal
 from blendrun.engine import kv_memory
+from blendrun.engine.deadline import Deadline
 from blendrun.engine.decoder import Decoder
 from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.generations import Generations
@@ -89,6 +90,7 @@ def assemble(
     journal: ResultJournal,
     attempt: int,
     begin_s: float,
+    deadline: Deadline,
     on_step: Callable[[Advance], None],
 ) -> Assembled:
     """An engine for the `pending` requests, int32, in planned order.
@@ -134,6 +136,7 @@ def assemble(
         twins=twins.others,
         attempt=attempt,
         begin_s=begin_s,
+        deadline=deadline,
         flush_interval_s=settings.flush_interval_s,
         on_step=on_step,
     )

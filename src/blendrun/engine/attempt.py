@@ -17,6 +17,7 @@ from blendrun.data.answers import answers_table
 from blendrun.data.manifest import Attempt, Manifest, write_manifest
 from blendrun.data.results import ResultJournal, keys_of, read_answers
 from blendrun.engine.assembly import LoadedModel, assemble, find_model
+from blendrun.engine.deadline import Deadline
 from blendrun.engine.loop import Advance
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.settings import ExecuteSettings
@@ -55,6 +56,7 @@ class RunAttempt:
         events: RunEvents,
         journal: ResultJournal,
         manifest: Manifest,
+        deadline: Deadline,
         *,
         sample_only: bool = False,
     ) -> None:
@@ -62,7 +64,7 @@ class RunAttempt:
         manifest = replace(manifest, attempts=(*manifest.attempts, attempt))
         self._sample_only = sample_only
         self._plan, self._settings, self._events = plan, settings, events
-        self._journal = journal
+        self._journal, self._deadline = journal, deadline
         self.manifest = manifest
         self._model: LoadedModel | None = None
         self._loaded_at = 0.0
@@ -132,6 +134,7 @@ class RunAttempt:
         self.manifest = replace(self.manifest, attempts=attempts)
 
     def _generate(self, requests: EngineRequests, pending: Int32) -> None:
+        self._deadline.check()
         model = self._model or self._load()
         engine = assemble(
             self._plan,
@@ -142,6 +145,7 @@ class RunAttempt:
             self._journal,
             len(self.manifest.attempts),
             self._loaded_at,
+            self._deadline,
             self._step,
         )
         if self.manifest.environment != engine.environment:

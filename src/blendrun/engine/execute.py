@@ -19,6 +19,7 @@ from blendrun.data.outputs import OUTPUTS_FILE, write_outputs
 from blendrun.data.results import ResultJournal
 from blendrun.data.sources import check_sources
 from blendrun.engine.attempt import RunAttempt, RunEvents
+from blendrun.engine.deadline import Deadline
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.errors import InputError, PlanError
 from blendrun.schedule.plan_file import read_header
@@ -46,18 +47,26 @@ def execute_sample(
     """
     with _opened(plan_path, run_dir, settings) as (plan, journal, manifest):
         if not manifest.is_complete:
-            run = RunAttempt(plan, settings, events, journal, manifest, sample_only=True)
+            no_limit = Deadline(0.0, None)
+            run = RunAttempt(plan, settings, events, journal, manifest, no_limit, sample_only=True)
             for _ in run.windows(plan_path):
                 pass
             write_manifest(run_dir, run.manifest)
 
 
 def execute_plan(
-    plan_path: Path, run_dir: Path, settings: ExecuteSettings, events: RunEvents
+    plan_path: Path,
+    run_dir: Path,
+    settings: ExecuteSettings,
+    events: RunEvents,
+    begin_s: float | None = None,
 ) -> RunResult:
     """Run a plan, or what is left of it, in `run_dir`.
 
+    `begin_s`: when the time limit began to count, on the monotonic clock; None: now.
+
     Raises:
+        TimeLimitError: the time is over before all rows are answered; what is finished is saved.
         PlanError: the plan, its inputs and the folder do not fit each other.
         InputError: the model cannot be loaded, or another process uses the folder.
         BackendError: the engine failed; what is finished is saved.
@@ -68,7 +77,8 @@ def execute_plan(
         num_rows = counts.requests + counts.rejected
         if manifest.is_complete and outputs.is_file():
             return RunResult(run_dir, outputs, num_rows, _num_errors(outputs), True)
-        run = RunAttempt(plan, settings, events, journal, manifest)
+        deadline = Deadline(begin if begin_s is None else begin_s, settings.time_limit_s)
+        run = RunAttempt(plan, settings, events, journal, manifest, deadline)
         windows = list(run.windows(plan_path))
         _, sources = read_header(plan_path)
         outputs = write_outputs(

@@ -14,6 +14,7 @@ import numpy as np
 from blendrun.cost.cost_model import CostModel
 from blendrun.data.answers import answers_table
 from blendrun.data.results import ResultJournal
+from blendrun.engine.deadline import Deadline
 from blendrun.engine.generations import Generation, Generations
 from blendrun.engine.prefix_cache import PrefixCache
 from blendrun.engine.prompt_scores import PromptScores
@@ -60,6 +61,7 @@ class RunLoop:
         twins: Mapping[int, Int32],
         attempt: int,
         begin_s: float,
+        deadline: Deadline,
         flush_interval_s: float,
         on_step: Callable[[Advance], None],
     ) -> None:
@@ -68,6 +70,7 @@ class RunLoop:
         self._journal = journal
         self._cost, self._twins, self._attempt = cost, twins, attempt
         self._flush_interval_s, self._on_step = flush_interval_s, on_step
+        self._deadline = deadline
         self._log = StepLog()
         self._ended: list[Generation] = []
         self._saved_rows = self._output_tokens = 0
@@ -76,8 +79,9 @@ class RunLoop:
     def run(self) -> None:
         """Run to the end; whatever stops it, finished requests are saved first."""
         try:
+            self._deadline.check()
             while self._step():
-                pass
+                self._deadline.check()
         finally:
             self._flush()
         self._cache.check_integrity(self._batcher.free_pages)
@@ -98,6 +102,7 @@ class RunLoop:
         computed = time.monotonic()
         ended = self._commit(batch, result)
         end = time.monotonic()
+        self._deadline.note_step(end - begin)
         batcher = self._batcher
         compute_s, memory_s = self._predict(batch)
         self._log.add(

@@ -20,6 +20,7 @@ class ExecuteSettings:
     ignore_eos: bool = False  # in addition to the rows that the plan says it of
     flush_interval_s: float = 1.0  # finished rows are safe on disk after this long
     log_interval_s: float = 10.0
+    time_limit_s: float | None = None  # of the whole command; it stops in time to save
 
     def __post_init__(self) -> None:
         for name in ("page_size", "chunk_size", "max_seqs"):
@@ -28,3 +29,5 @@ class ExecuteSettings:
         for name in ("flush_interval_s", "log_interval_s"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        if self.time_limit_s is not None and not self.time_limit_s > 0:
+            raise InputError(f"time_limit_s must be above 0, not {self.time_limit_s}")
