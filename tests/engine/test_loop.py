@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from blendrun.data.results import ResultJournal, read_answers, read_steps
+from blendrun.data.unfinished import UNFINISHED_SCHEMA
 from blendrun.engine.deadline import Deadline
 from blendrun.engine.generations import Generations
 from blendrun.engine.loop import Advance, RunLoop
@@ -15,6 +16,7 @@ from blendrun.engine.prefix_cache import PrefixCache
 from blendrun.engine.prompt_scores import PromptScores
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.torch_backend import StepResult
+from blendrun.engine.unfinished import Unfinished
 from blendrun.errors import BackendError
 from blendrun.schedule.batcher import Batcher
 from blendrun.schedule.step.begin import BatchLimits, Steering
@@ -85,14 +87,19 @@ class Job:
         self.advances: list[Advance] = []
         self.run_dir = run_dir
         self.journal = ResultJournal(run_dir)
+        generations = Generations(
+            requests, (), SimpleNamespace(decode=lambda ids: " ".join(map(str, ids)))
+        )
+        nothing = UNFINISHED_SCHEMA.empty_table()
         self.loop = RunLoop(
             requests,
             batcher,
             self.cache,
             self.backend,
-            Generations(requests, (), SimpleNamespace(decode=lambda ids: " ".join(map(str, ids)))),
+            generations,
             PromptScores(requests, np.arange(n, dtype=np.int32)),
             self.journal,
+            Unfinished(self.journal, requests, generations, nothing, 1e9),
             cost_model(),
             twins={},
             attempt=3,

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from blendrun.data.answers import ANSWER_SCHEMA, answer_keys
 from blendrun.data.disk import TEMP_SUFFIX, atomic_file, make_folder
 from blendrun.data.lock import take_lock
+from blendrun.data.unfinished import read_unfinished, write_unfinished
 from blendrun.errors import PlanError
 
 _KEY_COLUMNS = ["row", "output_index"]
@@ -85,6 +86,15 @@ class ResultJournal:
     def read_steps(self) -> pa.Table:
         """All step records in the order they were added; no columns where there are none."""
         return read_steps(self.run_dir)
+
+    def save_unfinished(self, table: pa.Table) -> None:
+        """Keeps what unfinished answers have (UNFINISHED_SCHEMA), instead of what was kept."""
+        write_unfinished(self.run_dir, table)
+
+    def read_unfinished(self) -> pa.Table:
+        """What was kept of answers that are not finished."""
+        table = read_unfinished(self.run_dir)
+        return table.filter(pa.array(~np.isin(keys_of(table), self.finished())))
 
     def close(self) -> None:
         """Lets go of the folder."""

@@ -27,6 +27,7 @@ from blendrun.schedule.step.begin import sampled
 from blendrun.schedule.step.state import UNLEARNED
 from blendrun.tree.prefix_tree import Int32
 from blendrun.tree.strata import top_subtrees
+from blendrun.units import count_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class RunAttempt:
         self._model: LoadedModel | None = None
         self._loaded_at = 0.0
         self._finished = journal.finished()
+        self._unfinished = journal.read_unfinished()
         self._saved_rows = self._output_tokens = 0  # of the windows before this one
         self._last_tokens = 0  # with this one
 
@@ -142,6 +144,7 @@ class RunAttempt:
             model,
             requests,
             pending,
+            self._unfinished,
             self._journal,
             len(self.manifest.attempts),
             self._loaded_at,
@@ -155,7 +158,10 @@ class RunAttempt:
                 f"{engine.environment['attention']} attention, {self._settings.dtype}, "
                 f"{engine.environment['kv_memory']} for KV"
             )
+        if engine.num_continued:
+            self._events.note(f"{count_of(engine.num_continued, 'unfinished answer')} to continue")
         engine.loop.run()
+        self._unfinished = engine.later
         self._saved_rows += len(pending)
         self._output_tokens = self._last_tokens
         self.update(generate_s=time.monotonic() - self._loaded_at)

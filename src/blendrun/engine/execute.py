@@ -18,6 +18,7 @@ from blendrun.data.manifest import Manifest, read_manifest, write_manifest
 from blendrun.data.outputs import OUTPUTS_FILE, write_outputs
 from blendrun.data.results import ResultJournal
 from blendrun.data.sources import check_sources
+from blendrun.data.unfinished import UNFINISHED_SCHEMA
 from blendrun.engine.attempt import RunAttempt, RunEvents
 from blendrun.engine.deadline import Deadline
 from blendrun.engine.settings import ExecuteSettings
@@ -80,6 +81,7 @@ def execute_plan(
         deadline = Deadline(begin if begin_s is None else begin_s, settings.time_limit_s)
         run = RunAttempt(plan, settings, events, journal, manifest, deadline)
         windows = list(run.windows(plan_path))
+        journal.save_unfinished(UNFINISHED_SCHEMA.empty_table())
         _, sources = read_header(plan_path)
         outputs = write_outputs(
             run_dir,

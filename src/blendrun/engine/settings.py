@@ -19,6 +19,7 @@ class ExecuteSettings:
     prefix_cache: bool = True
     ignore_eos: bool = False  # in addition to the rows that the plan says it of
     flush_interval_s: float = 1.0  # finished rows are safe on disk after this long
+    unfinished_interval_s: float = 30.0  # and so is what unfinished ones have after this long
     log_interval_s: float = 10.0
     time_limit_s: float | None = None  # of the whole command; it stops in time to save
 
@@ -26,7 +27,7 @@ class ExecuteSettings:
         for name in ("page_size", "chunk_size", "max_seqs"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("flush_interval_s", "log_interval_s"):
+        for name in ("flush_interval_s", "unfinished_interval_s", "log_interval_s"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} must be 0 or more, not {getattr(self, name)}")
         if self.time_limit_s is not None and not self.time_limit_s > 0:
