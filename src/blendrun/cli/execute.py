@@ -38,6 +38,7 @@ def execute(
     prefix_cache: flags.PrefixCache = None,
     ignore_eos: flags.IgnoreEos = None,
     time_limit: flags.TimeLimit = None,
+    retry_errors: flags.RetryErrors = None,
     tp: flags.Tp = None,
     dp: flags.Dp = None,
 ) -> None:

@@ -142,6 +142,12 @@ PrefixCache = Annotated[
     bool | None,
     typer.Option("--prefix-cache/--no-prefix-cache", help="Share prefixes (default: yes)."),
 ]
+RetryErrors = Annotated[
+    bool | None,
+    typer.Option(
+        "--retry-errors", help="Run rows again that ended as error rows; not those set aside."
+    ),
+]
 TimeLimit = Annotated[
     str | None,
     typer.Option(help="Stop, with everything saved, before this time is over: 90s, 45m, 1h30m."),

@@ -15,8 +15,16 @@ from blendrun.cli.report import report
 from blendrun.data.manifest import read_manifest
 from blendrun.schedule.planner import make_plan
 
-_EXECUTE = ("dtype", "kv_memory", "page_size", "chunk_size", "max_seqs", "prefix_cache",
-            "time_limit")  # fmt: skip
+_EXECUTE = (
+    "dtype",
+    "kv_memory",
+    "page_size",
+    "chunk_size",
+    "max_seqs",
+    "prefix_cache",
+    "time_limit",
+    "retry_errors",
+)
 
 
 def run(
@@ -67,6 +75,7 @@ def run(
     max_seqs: flags.MaxSeqs = None,
     prefix_cache: flags.PrefixCache = None,
     time_limit: flags.TimeLimit = None,
+    retry_errors: flags.RetryErrors = None,
     tp: flags.Tp = None,
     dp: flags.Dp = None,
 ) -> None:

@@ -26,7 +26,7 @@ from blendrun.data.disk import atomic_file
 from blendrun.data.jsonl_reader import json_columns, read_jsonl
 from blendrun.data.output_schema import output_schema, source_schema
 from blendrun.data.parquet_reader import read_parquet
-from blendrun.data.results import first_of_each, keys_of, read_answers
+from blendrun.data.results import keys_of, one_of_each, read_answers
 from blendrun.data.sources import SourceFile, check_sources
 from blendrun.errors import PlanError
 
@@ -114,7 +114,7 @@ class _Answers:
         refused = self._rejected.filter(pa.array((row >= span.start) & (row < span.stop)))
         if refused.num_rows:
             refused = rejected_answers(refused).cast(answers.schema)
-            answers = first_of_each(pa.concat_tables([answers, refused]))
+            answers = one_of_each(pa.concat_tables([answers, refused]))
         counts = self._num_answers[span.start : span.stop]
         first = np.cumsum(counts) - counts
         rows = np.repeat(np.arange(span.start, span.stop), counts)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from blendrun.data.answers import ANSWER_SCHEMA, answer_keys
@@ -65,6 +66,11 @@ class ResultJournal:
         self._keys = [keys]
         return keys
 
+    def failed(self) -> npt.NDArray[np.int64]:
+        """Keys of the answers that are error rows, sorted."""
+        answers = read_answers(self.run_dir, ["status"])
+        return keys_of(answers.filter(pc.equal(answers["status"], "error")))
+
     def append(self, table: pa.Table) -> None:
         """Adds answers (ANSWER_SCHEMA) as one part, which lasts once this returns.
 
@@ -116,19 +122,20 @@ class ResultJournal:
 def read_answers(
     run_dir: Path, columns: Sequence[str] = ANSWER_SCHEMA.names, rows: range | None = None
 ) -> pa.Table:
-    """All answers, or those of some `rows`, in the order of their keys, each once: the first.
+    """All answers, or those of some `rows`, in the order of their keys, each once (`one_of_each`).
 
-    Those of `columns` that are in ANSWER_SCHEMA, and what the key is made of; strings and lists
-    with 64-bit offsets. Needs no lock.
+    Those of `columns` that are in ANSWER_SCHEMA, what the key is made of and the status; strings
+    and lists with 64-bit offsets. Needs no lock.
 
     Raises:
         PlanError: a part cannot be read.
     """
-    names = [name for name in ANSWER_SCHEMA.names if name in (*_KEY_COLUMNS, *columns)]
+    needed = (*_KEY_COLUMNS, "status", *columns)
+    names = [name for name in ANSWER_SCHEMA.names if name in needed]
     wide = pa.schema([_WIDE_SCHEMA.field(name) for name in names])
     parts = [_rows_of_part(path, names, rows) for path in files_of(run_dir, PARTS)]
     known = [part.cast(wide) for part in parts if part is not None]
-    return first_of_each(pa.concat_tables([wide.empty_table(), *known]))
+    return one_of_each(pa.concat_tables([wide.empty_table(), *known]))
 
 
 def _rows_of_part(path: Path, names: list[str], rows: range | None) -> pa.Table | None:
@@ -144,12 +151,19 @@ def keys_of(table: pa.Table) -> npt.NDArray[np.int64]:
     return answer_keys(*(table[name].to_numpy() for name in _KEY_COLUMNS))
 
 
-def first_of_each(table: pa.Table) -> pa.Table:
-    """`table` sorted by the keys of its answers, of equal ones the first, in one chunk."""
-    keys, first = np.unique(keys_of(table), return_index=True)
-    if len(keys) != table.num_rows or np.any(np.diff(first) != 1):
-        table = table.take(pa.array(first))
-    return table.combine_chunks()
+def one_of_each(table: pa.Table) -> pa.Table:
+    """`table` sorted by the keys of its answers, in one chunk, of equal ones the one that counts.
+
+    That is the first, or, where all of them are error rows, the last try.
+    """
+    keys = keys_of(table)
+    if np.all(np.diff(keys) > 0):
+        return table.combine_chunks()
+    place = np.arange(len(keys))
+    is_error = pc.equal(table["status"], "error").to_numpy()
+    order = np.lexsort((np.where(is_error, -place, place), is_error, keys))
+    counts = np.diff(keys[order], prepend=-1) > 0
+    return table.take(pa.array(order[counts])).combine_chunks()
 
 
 def read_steps(run_dir: Path) -> pa.Table:

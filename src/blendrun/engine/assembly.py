@@ -157,7 +157,7 @@ def assemble(
             request,
             f"needs_more_memory: {kv_memory.longest_len(requests, request)} tokens with the "
             f"prefixes they share need more than {pages} KV pages of {settings.page_size} tokens; "
-            "a new run with more --kv-memory can answer it",
+            "--retry-errors with more --kv-memory can answer it",
         )
     environment = {
         "blendrun": __version__,

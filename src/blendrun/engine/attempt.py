@@ -70,6 +70,8 @@ class RunAttempt:
         self._model: LoadedModel | None = None
         self._loaded_at = 0.0
         self._finished = journal.finished()
+        if settings.retry_errors:
+            self._finished = np.setdiff1d(self._finished, journal.failed())
         self._unfinished = journal.read_unfinished()
         self._saved_rows = self._output_tokens = 0  # of the windows before this one
         self._last_tokens = 0  # with this one

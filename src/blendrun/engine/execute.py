@@ -76,9 +76,11 @@ def execute_plan(
     with _opened(plan_path, run_dir, settings) as (plan, journal, manifest):
         counts, outputs = plan.counts, run_dir / OUTPUTS_FILE
         num_rows = counts.requests + counts.rejected
-        if manifest.is_complete and outputs.is_file():
+        again = settings.retry_errors and len(journal.failed()) > 0
+        if manifest.is_complete and outputs.is_file() and not again:
             return RunResult(run_dir, outputs, num_rows, _num_errors(outputs), True)
         deadline = Deadline(begin if begin_s is None else begin_s, settings.time_limit_s)
+        manifest = replace(manifest, is_complete=False)
         run = RunAttempt(plan, settings, events, journal, manifest, deadline)
         windows = list(run.windows(plan_path))
         journal.save_unfinished(UNFINISHED_SCHEMA.empty_table())

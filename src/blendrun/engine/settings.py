@@ -18,6 +18,7 @@ class ExecuteSettings:
     max_seqs: int = 512  # requests running at once at most
     prefix_cache: bool = True
     ignore_eos: bool = False  # in addition to the rows that the plan says it of
+    retry_errors: bool = False  # run again what the engine answered with an error row
     flush_interval_s: float = 1.0  # finished rows are safe on disk after this long
     unfinished_interval_s: float = 30.0  # and so is what unfinished ones have after this long
     log_interval_s: float = 10.0
