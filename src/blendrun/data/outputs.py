@@ -26,9 +26,10 @@ from blendrun.data.disk import atomic_file
 from blendrun.data.jsonl_reader import json_columns, read_jsonl
 from blendrun.data.output_schema import output_schema, source_schema
 from blendrun.data.parquet_reader import read_parquet
-from blendrun.data.results import keys_of, one_of_each, read_answers
+from blendrun.data.results import PARTS, files_of, keys_of, one_of_each, read_answers
 from blendrun.data.sources import SourceFile, check_sources
 from blendrun.errors import PlanError
+from blendrun.units import format_bytes
 
 OUTPUTS_FILE = "outputs.parquet"
 _GROUP_BYTES = 64 * 2**20  # of columns in memory
@@ -50,7 +51,7 @@ def write_outputs(
 
     Raises:
         PlanError: an input has changed, a row has no answer, or an answer has no row.
-        CapacityError: the disk is full.
+        DiskFullError: there is no room for it.
     """
     check_sources(sources)
     if num_answers is None:
@@ -60,12 +61,18 @@ def write_outputs(
     answers = _Answers(run_dir, rejected, num_answers, spans or [range(num_rows)])
     path = run_dir / OUTPUTS_FILE
     with (
-        atomic_file(path) as file,
+        atomic_file(path, f"about {format_bytes(_size(run_dir, sources))}") as file,
         pq.ParquetWriter(file, schema, compression="zstd") as writer,
     ):
         for group in _groups(_joined(sources, answers, schema, columns)):
             writer.write_table(group)
     return path
+
+
+def _size(run_dir: Path, sources: Sequence[SourceFile]) -> int:
+    """Bytes of what goes in, compressed or not."""
+    parts = sum(path.stat().st_size for path in files_of(run_dir, PARTS))
+    return parts + sum(source.size_bytes for source in sources)
 
 
 class _Answers:

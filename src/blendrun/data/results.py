@@ -15,8 +15,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from blendrun.data.answers import ANSWER_SCHEMA, answer_keys
-from blendrun.data.disk import TEMP_SUFFIX, atomic_file, make_folder
+from blendrun.data.disk import TEMP_SUFFIX, make_folder
 from blendrun.data.lock import take_lock
+from blendrun.data.table_file import write_table
 from blendrun.data.unfinished import read_unfinished, write_unfinished
 from blendrun.errors import PlanError
 
@@ -76,7 +77,7 @@ class ResultJournal:
 
         Raises:
             PlanError: the columns are not those of ANSWER_SCHEMA.
-            CapacityError: the disk is full.
+            DiskFullError: there is no room for it.
         """
         if not table.schema.equals(ANSWER_SCHEMA):
             raise PlanError(f"not a table of answers: {', '.join(table.schema.names)}")
@@ -115,8 +116,7 @@ class ResultJournal:
     def _write(self, stem: str, table: pa.Table) -> None:
         self._last[stem] += 1  # first, so that no later part can take the name of this one
         path = self.run_dir / _FOLDERS[stem] / f"{stem}-{self._last[stem]:06d}.parquet"
-        with atomic_file(path) as file:
-            pq.write_table(table, file, compression="zstd")
+        write_table(path, table)
 
 
 def read_answers(

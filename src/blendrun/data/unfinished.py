@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from blendrun.data.disk import atomic_file
+from blendrun.data.table_file import write_table
 from blendrun.errors import PlanError
 
 UNFINISHED_FILE = "unfinished.parquet"
@@ -25,14 +25,13 @@ def write_unfinished(run_dir: Path, table: pa.Table) -> None:
     """Replace what was there. Without rows there is no file.
 
     Raises:
-        CapacityError: the disk is full; what was there stays.
+        DiskFullError: there is no room; what was there stays.
     """
     path = run_dir / UNFINISHED_FILE
     if not table.num_rows:
         path.unlink(missing_ok=True)
         return
-    with atomic_file(path) as file:
-        pq.write_table(table, file, compression="zstd")
+    write_table(path, table)
 
 
 def read_unfinished(run_dir: Path) -> pa.Table:

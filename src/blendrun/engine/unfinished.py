@@ -34,7 +34,7 @@ class Unfinished:
         """Replace what was saved; finished answers are safe elsewhere by now.
 
         Raises:
-            CapacityError: the disk is full; what was saved before stays.
+            DiskFullError: there is no room; what was saved before stays.
         """
         mine = begun_table(self._requests, self._generations.begun())
         self._journal.save_unfinished(pa.concat_tables([mine, self._later]))
