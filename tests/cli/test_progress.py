@@ -26,7 +26,11 @@ def test_a_log_that_finds_no_room_stops_a_run(tmp_path: Path, monkeypatch: pytes
 def test_the_error_that_stopped_a_run_is_the_one_that_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    with pytest.raises(BackendError, match="planted"), RunProgress(tmp_path, 1.0) as shown:
-        shown.events().begin(0, 10)
-        monkeypatch.setattr(progress, "full_disk", no_room)
-        raise BackendError("planted")
+    def run() -> None:
+        with RunProgress(tmp_path, 1.0) as shown:
+            shown.events().begin(0, 10)
+            monkeypatch.setattr(progress, "full_disk", no_room)
+            raise BackendError("planted")
+
+    with pytest.raises(BackendError, match="planted"):
+        run()
