@@ -142,6 +142,10 @@ PrefixCache = Annotated[
     bool | None,
     typer.Option("--prefix-cache/--no-prefix-cache", help="Share prefixes (default: yes)."),
 ]
+OutputFormatFlag = Annotated[
+    str | None,
+    _run("output_format", "parquet; jsonl or openai are written beside it.", "--output-format"),
+]
 RetryErrors = Annotated[
     bool | None,
     typer.Option(

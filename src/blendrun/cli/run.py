@@ -22,6 +22,7 @@ _EXECUTE = (
     "chunk_size",
     "max_seqs",
     "prefix_cache",
+    "output_format",
     "time_limit",
     "retry_errors",
 )
@@ -74,6 +75,7 @@ def run(
     chunk_size: flags.ChunkSize = None,
     max_seqs: flags.MaxSeqs = None,
     prefix_cache: flags.PrefixCache = None,
+    output_format: flags.OutputFormatFlag = None,
     time_limit: flags.TimeLimit = None,
     retry_errors: flags.RetryErrors = None,
     tp: flags.Tp = None,

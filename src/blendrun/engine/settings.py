@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from blendrun.data.exports import OutputFormat
 from blendrun.errors import InputError
 
 
@@ -18,6 +19,7 @@ class ExecuteSettings:
     max_seqs: int = 512  # requests running at once at most
     prefix_cache: bool = True
     ignore_eos: bool = False  # in addition to the rows that the plan says it of
+    output_format: OutputFormat = "parquet"  # of what is written beside outputs.parquet
     retry_errors: bool = False  # run again what the engine answered with an error row
     flush_interval_s: float = 1.0  # finished rows are safe on disk after this long
     unfinished_interval_s: float = 30.0  # and so is what unfinished ones have after this long
