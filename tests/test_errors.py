@@ -9,6 +9,8 @@ from blendrun import errors
         (errors.InputError, 2),
         (errors.PlanError, 2),
         (errors.CapacityError, 2),
+        (errors.DiskFullError, 1),
+        (errors.TimeLimitError, 1),
         (errors.BackendError, 1),
     ],
 )

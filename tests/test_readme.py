@@ -40,7 +40,7 @@ def problem(words: list[str], folder: Path) -> str | None:
 
 
 def test_readme_shows_each_verb():
-    verbs = {"plan", "inspect", "execute", "simulate", "report", "run", "synth"}
+    verbs = {"plan", "inspect", "execute", "simulate", "report", "run", "status", "synth"}
     assert verbs <= {words[0] for words in shown_commands()}
 
 

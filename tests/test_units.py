@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrun.errors import InputError
-from blendrun.units import format_bytes, format_count, format_seconds, parse_bytes
+from blendrun.units import format_bytes, format_count, format_seconds, parse_bytes, parse_seconds
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,21 @@ def test_what_is_no_size_is_refused_with_an_example(text: str):
     with pytest.raises(InputError, match="is not a size in bytes") as caught:
         parse_bytes(text)
     assert "4GiB" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("45m", 2700), ("3h", 10800), ("1h30m", 5400), (" 3h0m5s ", 10805)],
+)
+def test_durations_are_read_in_hours_minutes_and_seconds(text: str, seconds: float):
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "0s", "90", "-1h", "30m1h", "1.5h", "3 h", "soon"])
+def test_what_is_no_duration_is_refused_with_an_example(text: str):
+    with pytest.raises(InputError, match="is not a duration") as caught:
+        parse_seconds(text)
+    assert "1h30m" in str(caught.value.hint)
 
 
 @given(st.integers(1, 2**60))

@@ -30,6 +30,7 @@ def batcher_job(
     max_output: Sequence[int] | None = None,
     learned: bool = False,
     density: Sequence[float] | None = None,
+    generated: Sequence[int] | None = None,
 ) -> BatcherJob:
     n = tree.num_requests
     planned = np.array(output_len if believed is None else believed, np.float64)
@@ -46,6 +47,7 @@ def batcher_job(
         + PRICES.pair_s * tree.prompt_len.astype(float) ** 2,
         footprint=own_len + planned / 2,
         root_density=1.0,
+        generated=None if generated is None else np.array(generated, np.int32),
     )
 
 
@@ -66,12 +68,13 @@ class TinyRun:
     learns: bool = False
     share: bool = True
     tile: int = 1
+    begun: Sequence[int] | None = None  # tokens that are there before the run, by request
     generated: list[int] = field(default_factory=list)
     preempted: list[int] = field(default_factory=list)  # times, by request
 
     def __post_init__(self) -> None:
         n = len(self.prompts)
-        self.generated, self.preempted = [0] * n, [0] * n
+        self.generated, self.preempted = list(self.begun or [0] * n), [0] * n
         self.tree = tree_of(self.prompts)
         job = batcher_job(
             self.tree,
@@ -79,6 +82,7 @@ class TinyRun:
             believed=self.believed,
             max_output=self.max_output,
             learned=self.learns,
+            generated=self.begun,
         )
         limits = BatchLimits(
             self.num_pages, self.page_size, self.chunk_size, self.max_seqs, self.tile

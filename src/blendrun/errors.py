@@ -37,6 +37,18 @@ class CapacityError(BlendrunError):
     exit_code = 2
 
 
+class DiskFullError(CapacityError):
+    """No room for a file; what was written before is whole."""
+
+    exit_code = 1
+
+
+class TimeLimitError(BlendrunError):
+    """The time that a person gave the run is over; results so far are safe on disk."""
+
+    exit_code = 1
+
+
 class BackendError(BlendrunError):
     """The engine failed while running; results so far are safe on disk."""
 

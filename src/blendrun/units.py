@@ -37,6 +37,20 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * factor)
 
 
+def parse_seconds(text: str) -> float:
+    """Seconds of a duration such as `90s`, `45m`, `3h` or `1h30m`.
+
+    Raises:
+        InputError: `text` is no duration above zero.
+    """
+    match = re.fullmatch(r"\s*(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?\s*", text)
+    hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0)
+    total = 3600.0 * hours + 60 * minutes + seconds
+    if total <= 0:
+        raise InputError(f"{text!r} is not a duration", "write it as 90s, 45m, 3h or 1h30m")
+    return total
+
+
 def format_bytes(num_bytes: float) -> str:
     for unit, size in (("TiB", 2**40), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if num_bytes >= size:

@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 
 from blendrun.data.results import ResultJournal, read_answers, read_steps
+from blendrun.data.unfinished import UNFINISHED_SCHEMA
+from blendrun.engine.deadline import Deadline
 from blendrun.engine.generations import Generations
 from blendrun.engine.loop import Advance, RunLoop
 from blendrun.engine.prefix_cache import PrefixCache
 from blendrun.engine.prompt_scores import PromptScores
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.torch_backend import StepResult
+from blendrun.engine.unfinished import Unfinished
 from blendrun.errors import BackendError
 from blendrun.schedule.batcher import Batcher
 from blendrun.schedule.step.begin import BatchLimits, Steering
@@ -84,18 +87,24 @@ class Job:
         self.advances: list[Advance] = []
         self.run_dir = run_dir
         self.journal = ResultJournal(run_dir)
+        generations = Generations(
+            requests, (), SimpleNamespace(decode=lambda ids: " ".join(map(str, ids)))
+        )
+        nothing = UNFINISHED_SCHEMA.empty_table()
         self.loop = RunLoop(
             requests,
             batcher,
             self.cache,
             self.backend,
-            Generations(requests, (), SimpleNamespace(decode=lambda ids: " ".join(map(str, ids)))),
+            generations,
             PromptScores(requests, np.arange(n, dtype=np.int32)),
             self.journal,
+            Unfinished(self.journal, requests, generations, nothing, 1e9),
             cost_model(),
             twins={},
             attempt=3,
             begin_s=time.monotonic(),
+            deadline=Deadline(0.0, None),
             flush_interval_s=flush_interval_s,
             on_step=self.advances.append,
         )

@@ -59,6 +59,21 @@ def test_any_tokens_of_byte_level_bpe(bpe: Tokenizer, ids: list[int], stops: lis
     assert search(bpe, ids, tuple(stops)) == expected(bpe, ids, tuple(stops))
 
 
+@settings(max_examples=300)
+@given(ids=st.lists(st.integers(0, 319), max_size=25), cut=st.integers(0, 25), stops=stop_lists)
+def test_an_answer_that_goes_on_finds_what_it_would_have_found(
+    bpe: Tokenizer, ids: list[int], cut: int, stops: list[str]
+):
+    count, found = search(bpe, ids, tuple(stops))
+    cut = min(cut, count - 1 if found else count)
+    searching = StopSearch(tuple(stops), Detokenizer(bpe))
+    searching.catch_up(ids[:cut])
+    again = [searching.add(ids[:n]) for n in range(cut + 1, count + 1)]
+    assert [one for one in again if one] == ([found] if found else [])
+    if found:
+        assert again[-1] == found
+
+
 @given(ids=st.lists(st.integers(256, 264), max_size=25), stops=stop_lists)
 def test_words_of_sentencepiece(ids: list[int], stops: list[str]):
     tokenizer = sentencepiece_tokenizer()

@@ -48,6 +48,7 @@ def runs(draw: st.DrawFn) -> TinyRun:
         learns=learns,
         share=draw(st.booleans()),
         tile=draw(st.sampled_from([1, 4])),
+        begun=[draw(st.integers(0, d - 1)) for d in outputs] if draw(st.booleans()) else None,
     )
 
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -36,14 +37,17 @@ def execute(
     max_seqs: flags.MaxSeqs = None,
     prefix_cache: flags.PrefixCache = None,
     ignore_eos: flags.IgnoreEos = None,
+    output_format: flags.OutputFormatFlag = None,
+    time_limit: flags.TimeLimit = None,
+    retry_errors: flags.RetryErrors = None,
     tp: flags.Tp = None,
     dp: flags.Dp = None,
 ) -> None:
     """Run a plan; started again, it continues. Outputs: RUN_DIR/outputs.parquet."""
-    given = dict(locals())
+    given, begin_s = dict(locals()), time.monotonic()
     refuse_parallelism(tp, dp)
     settings = {k: v for k, v in given.items() if k not in ("plan", "run_dir", "tp", "dp")}
-    run_plan(plan, run_dir or default_run_dir(plan), settings)
+    run_plan(plan, run_dir or default_run_dir(plan), settings, begin_s)
 
 
 def default_run_dir(plan: Path) -> Path:
@@ -58,13 +62,16 @@ def refuse_parallelism(tp: int | None, dp: int | None) -> None:
         )
 
 
-def run_plan(plan: Path, run_dir: Path, given: dict[str, Any]) -> None:
-    """Execute, say where the outputs are, and exit with 3 if there are error rows."""
+def run_plan(plan: Path, run_dir: Path, given: dict[str, Any], begin_s: float) -> None:
+    """Execute, say where the outputs are, and exit with 3 if there are error rows.
+
+    `begin_s`: when the command began, on the monotonic clock.
+    """
     settings = flags.execute_settings(given)
     with engine_run(run_dir, settings) as events:
         from blendrun.engine.execute import execute_plan
 
-        result = execute_plan(plan, run_dir, settings, events)
+        result = execute_plan(plan, run_dir, settings, events, begin_s)
     with stdout_may_close():
         if result.was_complete:
             typer.echo("the run was complete already: nothing to do")

@@ -12,7 +12,7 @@ from blendrun.config import Resolved, read_toml, resolve
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.errors import InputError
 from blendrun.schedule.settings import PlanSettings
-from blendrun.units import parse_bytes
+from blendrun.units import parse_bytes, parse_seconds
 
 _LONGEST_PATH = 255  # bytes
 
@@ -164,6 +164,20 @@ PrefixCache = Annotated[
     bool | None,
     typer.Option("--prefix-cache/--no-prefix-cache", help="Share prefixes (default: yes)."),
 ]
+OutputFormatFlag = Annotated[
+    str | None,
+    _run("output_format", "parquet; jsonl or openai are written beside it.", "--output-format"),
+]
+RetryErrors = Annotated[
+    bool | None,
+    typer.Option(
+        "--retry-errors", help="Run rows again that ended as error rows; not those set aside."
+    ),
+]
+TimeLimit = Annotated[
+    str | None,
+    typer.Option(help="Stop, with everything saved, before this time is over: 90s, 45m, 1h30m."),
+]
 
 
 def plan_settings(config: Path | None, flags: dict[str, Any]) -> Resolved[PlanSettings]:
@@ -204,7 +218,11 @@ def _json_object(flag: str, text: str) -> dict[str, Any]:
 
 
 def execute_settings(flags: dict[str, Any]) -> ExecuteSettings:
-    """Execute settings from flags; `kv_memory` comes as text."""
+    """Execute settings from flags; `kv_memory` and `time_limit` come as text."""
+    flags = dict(flags)
     if flags.get("kv_memory") is not None:
-        flags = {**flags, "kv_memory": parse_bytes(flags["kv_memory"])}
+        flags["kv_memory"] = parse_bytes(flags["kv_memory"])
+    time_limit = flags.pop("time_limit", None)
+    if time_limit is not None:
+        flags["time_limit_s"] = parse_seconds(time_limit)
     return resolve(ExecuteSettings, flags, {}, "flags").value

@@ -14,6 +14,7 @@ from blendrun.cli.plan import plan
 from blendrun.cli.report import report
 from blendrun.cli.run import run
 from blendrun.cli.simulate import simulate
+from blendrun.cli.status import status
 from blendrun.cli.synth import synth
 from blendrun.errors import BackendError, BlendrunError, InputError
 
@@ -31,6 +32,7 @@ app.command()(inspect)
 app.command()(execute)
 app.command()(simulate)
 app.command()(report)
+app.command()(status)
 app.command()(run)
 app.command()(synth)
 

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING, Self
 
 from tqdm import tqdm
 
+from blendrun.data.disk import full_disk
 from blendrun.data.manifest import LOG_FILE
+from blendrun.errors import DiskFullError
 from blendrun.units import format_seconds
 
 if TYPE_CHECKING:
@@ -62,7 +65,11 @@ class RunProgress:
     ) -> None:
         if self._bar is not None:
             self._bar.close()
-            self._log("finished" if kind is None else f"stopped: {kind.__name__}: {error}")
+            if kind is None:
+                self._log("finished")
+                return
+            with suppress(DiskFullError):  # then the error is that one, or says more
+                self._log(f"stopped: {kind.__name__}: {error}")
 
     def events(self) -> "RunEvents":
         from blendrun.engine.attempt import RunEvents
@@ -103,7 +110,8 @@ class RunProgress:
 
     def _log(self, text: str) -> None:
         stamp = datetime.now(UTC).isoformat(timespec="seconds")
-        with (self._run_dir / LOG_FILE).open("a", encoding="utf-8") as log:
+        path = self._run_dir / LOG_FILE
+        with full_disk(path), path.open("a", encoding="utf-8") as log:
             log.write(f"{stamp} {text}\n")
 
 

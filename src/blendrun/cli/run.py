@@ -1,5 +1,6 @@
 """`blendrun run`: plan, execute and report in one go."""
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,17 @@ from blendrun.cli.report import report
 from blendrun.data.manifest import read_manifest
 from blendrun.schedule.planner import make_plan
 
-_EXECUTE = ("dtype", "kv_memory", "page_size", "chunk_size", "max_seqs", "prefix_cache")
+_EXECUTE = (
+    "dtype",
+    "kv_memory",
+    "page_size",
+    "chunk_size",
+    "max_seqs",
+    "prefix_cache",
+    "output_format",
+    "time_limit",
+    "retry_errors",
+)
 
 
 def run(
@@ -70,11 +81,14 @@ def run(
     chunk_size: flags.ChunkSize = None,
     max_seqs: flags.MaxSeqs = None,
     prefix_cache: flags.PrefixCache = None,
+    output_format: flags.OutputFormatFlag = None,
+    time_limit: flags.TimeLimit = None,
+    retry_errors: flags.RetryErrors = None,
     tp: flags.Tp = None,
     dp: flags.Dp = None,
 ) -> None:
     """Plan, execute and report in one go; started again with the same flags, it continues."""
-    given = dict(locals())
+    given, begin_s = dict(locals()), time.monotonic()
     refuse_parallelism(tp, dp)
     execute_flags = {name: given.pop(name) for name in _EXECUTE}
     plan_flags = {k: v for k, v in given.items() if k not in ("prompts", "output", "config")}
@@ -88,7 +102,7 @@ def run(
     with stdout_may_close():
         print_plan(made, plan_path)
     try:
-        run_plan(plan_path, output, execute_flags)
+        run_plan(plan_path, output, execute_flags, begin_s)
     finally:
         manifest = read_manifest(output)
         if manifest is not None and manifest.is_complete:

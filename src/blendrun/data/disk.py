@@ -2,27 +2,30 @@
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from blendrun.errors import CapacityError
+from blendrun.errors import DiskFullError
 from blendrun.units import format_bytes
 
 TEMP_SUFFIX = ".tmp"
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
+def atomic_file(path: Path, needs: str | None = None) -> Iterator[BinaryIO]:
     """A file to write that takes the name `path` only when the block ends without an error.
 
+    `needs`: how large it will be, for the message where there is no room.
+
     Raises:
-        CapacityError: the disk is full; nothing is left behind.
+        DiskFullError: the disk is full; nothing is left behind.
     """
     temp = path.with_name(path.name + TEMP_SUFFIX)
     try:
-        with full_disk(temp):
+        with full_disk(temp, needs):
             with temp.open("wb") as file:
                 yield file
                 file.flush()
@@ -35,16 +38,20 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def full_disk(path: Path) -> Iterator[None]:
-    """Turns the system's error of a full disk into a CapacityError that names `path`."""
+def full_disk(path: Path, needs: str | None = None) -> Iterator[None]:
+    """Turns the system's error of a full disk into a DiskFullError that names `path`."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        written = format_bytes(path.stat().st_size) if path.exists() else "nothing"
-        raise CapacityError(
-            f"no room on the disk for {path} ({written} written so far)",
+        written = path.stat().st_size if path.exists() else 0
+        wants = f"{format_bytes(written)} written so far" if needs is None else f"it needs {needs}"
+        room = "the disk quota is used up"
+        if error.errno == errno.ENOSPC:
+            room = f"{format_bytes(written + shutil.disk_usage(path.parent).free)} to be had"
+        raise DiskFullError(
+            f"no room on the disk for {str(path).removesuffix(TEMP_SUFFIX)}: {wants}, {room}",
             "free some space and start again; what was finished before is kept",
         ) from error
 

@@ -42,10 +42,28 @@ class Manifest:
     environment: Mapping[str, Any]  # dtype, kernels, threads, versions, and why
     attempts: tuple[Attempt, ...]
     is_complete: bool
+    num_answers: int | None = None  # of the whole job, without the rows set aside; None: unknown
+    num_rejected: int | None = None  # rows set aside by the plan
 
     @classmethod
-    def new(cls, plan: Path, identity: Mapping[str, Any]) -> "Manifest":
-        return cls(_FORMAT, _VERSION, str(plan.resolve()), identity, {}, (), False)
+    def new(
+        cls,
+        plan: Path,
+        identity: Mapping[str, Any],
+        num_answers: int | None = None,
+        num_rejected: int | None = None,
+    ) -> "Manifest":
+        return cls(
+            _FORMAT,
+            _VERSION,
+            str(plan.resolve()),
+            identity,
+            {},
+            (),
+            False,
+            num_answers,
+            num_rejected,
+        )
 
     def check_same_job(self, identity: Mapping[str, Any], run_dir: Path) -> None:
         """Raises PlanError with the names of what differs."""

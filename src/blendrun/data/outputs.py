@@ -27,9 +27,10 @@ from blendrun.data.json_rows import json_columns, read_jsonl
 from blendrun.data.locations import locate
 from blendrun.data.output_schema import output_schema, source_schema
 from blendrun.data.parquet_reader import read_parquet
-from blendrun.data.results import first_of_each, keys_of, read_answers
+from blendrun.data.results import PARTS, files_of, keys_of, one_of_each, read_answers
 from blendrun.data.sources import SourceFile, check_sources
 from blendrun.errors import PlanError
+from blendrun.units import format_bytes
 
 OUTPUTS_FILE = "outputs.parquet"
 _GROUP_BYTES = 64 * 2**20  # of columns in memory
@@ -51,7 +52,7 @@ def write_outputs(
 
     Raises:
         PlanError: an input has changed, a row has no answer, or an answer has no row.
-        CapacityError: the disk is full.
+        DiskFullError: there is no room for it.
     """
     check_sources(sources)
     if num_answers is None:
@@ -61,12 +62,18 @@ def write_outputs(
     answers = _Answers(run_dir, rejected, num_answers, spans or [range(num_rows)])
     path = run_dir / OUTPUTS_FILE
     with (
-        atomic_file(path) as file,
+        atomic_file(path, f"about {format_bytes(_size(run_dir, sources))}") as file,
         pq.ParquetWriter(file, schema, compression="zstd") as writer,
     ):
         for group in _groups(_joined(sources, answers, schema, columns)):
             writer.write_table(group)
     return path
+
+
+def _size(run_dir: Path, sources: Sequence[SourceFile]) -> int:
+    """Bytes of what goes in, compressed or not."""
+    parts = sum(path.stat().st_size for path in files_of(run_dir, PARTS))
+    return parts + sum(source.size_bytes for source in sources)
 
 
 class _Answers:
@@ -115,7 +122,7 @@ class _Answers:
         refused = self._rejected.filter(pa.array((row >= span.start) & (row < span.stop)))
         if refused.num_rows:
             refused = rejected_answers(refused).cast(answers.schema)
-            answers = first_of_each(pa.concat_tables([answers, refused]))
+            answers = one_of_each(pa.concat_tables([answers, refused]))
         counts = self._num_answers[span.start : span.stop]
         first = np.cumsum(counts) - counts
         rows = np.repeat(np.arange(span.start, span.stop), counts)

@@ -11,19 +11,20 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from blendrun.data.answers import ANSWER_SCHEMA, answer_keys
-from blendrun.data.disk import TEMP_SUFFIX, atomic_file, make_folder
+from blendrun.data.disk import TEMP_SUFFIX, make_folder
 from blendrun.data.lock import take_lock
+from blendrun.data.table_file import write_table
+from blendrun.data.unfinished import read_unfinished, write_unfinished
 from blendrun.errors import PlanError
 
-__all__ = ["ANSWER_SCHEMA", "ResultJournal", "read_answers", "read_steps"]
-
 _KEY_COLUMNS = ["row", "output_index"]
-_LOCK_FILE = "run.lock"
-_PARTS, _STEPS = "part", "steps"  # file name stems
-_FOLDERS = {_PARTS: "parts", _STEPS: "steps"}
+LOCK_FILE = "run.lock"
+PARTS, STEPS = "part", "steps"  # file name stems
+_FOLDERS = {PARTS: "parts", STEPS: "steps"}
 # 64-bit offsets: all answers of a job together may hold more than 2 GiB of text.
 
 
@@ -47,15 +48,15 @@ class ResultJournal:
     def __init__(self, run_dir: Path) -> None:
         make_folder(run_dir)
         self.run_dir = run_dir
-        self._lock = take_lock(run_dir / _LOCK_FILE)
+        self._lock = take_lock(run_dir / LOCK_FILE)
         try:
             for folder in (run_dir, *(run_dir / name for name in _FOLDERS.values())):
                 make_folder(folder)
                 for leftover in folder.glob(f"*{TEMP_SUFFIX}"):
                     leftover.unlink()
-            files = {stem: _files(run_dir, stem) for stem in _FOLDERS}
+            files = {stem: files_of(run_dir, stem) for stem in _FOLDERS}
             self._last = {stem: _number(paths[-1]) if paths else 0 for stem, paths in files.items()}
-            self._keys = [keys_of(_read_part(path, _KEY_COLUMNS)) for path in files[_PARTS]]
+            self._keys = [keys_of(read_part(path, _KEY_COLUMNS)) for path in files[PARTS]]
         except BaseException:
             self._lock.close()
             raise
@@ -66,27 +67,41 @@ class ResultJournal:
         self._keys = [keys]
         return keys
 
+    def failed(self) -> npt.NDArray[np.int64]:
+        """Keys of the answers that are error rows, sorted."""
+        answers = read_answers(self.run_dir, ["status"])
+        return keys_of(answers.filter(pc.equal(answers["status"], "error")))
+
     def append(self, table: pa.Table) -> None:
         """Adds answers (ANSWER_SCHEMA) as one part, which lasts once this returns.
 
         Raises:
             PlanError: the columns are not those of ANSWER_SCHEMA.
-            CapacityError: the disk is full.
+            DiskFullError: there is no room for it.
         """
         if not table.schema.equals(ANSWER_SCHEMA):
             raise PlanError(f"not a table of answers: {', '.join(table.schema.names)}")
         if table.num_rows:
-            self._write(_PARTS, table)
+            self._write(PARTS, table)
             self._keys.append(keys_of(table))
 
     def append_steps(self, table: pa.Table) -> None:
         """Adds step records, of any columns, as one part."""
         if table.num_rows:
-            self._write(_STEPS, table)
+            self._write(STEPS, table)
 
     def read_steps(self) -> pa.Table:
         """All step records in the order they were added; no columns where there are none."""
         return read_steps(self.run_dir)
+
+    def save_unfinished(self, table: pa.Table) -> None:
+        """Keeps what unfinished answers have (UNFINISHED_SCHEMA), instead of what was kept."""
+        write_unfinished(self.run_dir, table)
+
+    def read_unfinished(self) -> pa.Table:
+        """What was kept of answers that are not finished."""
+        table = read_unfinished(self.run_dir)
+        return table.filter(pa.array(~np.isin(keys_of(table), self.finished())))
 
     def close(self) -> None:
         """Lets go of the folder."""
@@ -101,34 +116,34 @@ class ResultJournal:
     def _write(self, stem: str, table: pa.Table) -> None:
         self._last[stem] += 1  # first, so that no later part can take the name of this one
         path = self.run_dir / _FOLDERS[stem] / f"{stem}-{self._last[stem]:06d}.parquet"
-        with atomic_file(path) as file:
-            pq.write_table(table, file, compression="zstd")
+        write_table(path, table)
 
 
 def read_answers(
     run_dir: Path, columns: Sequence[str] = ANSWER_SCHEMA.names, rows: range | None = None
 ) -> pa.Table:
-    """All answers, or those of some `rows`, in the order of their keys, each once: the first.
+    """All answers, or those of some `rows`, in the order of their keys, each once (`one_of_each`).
 
-    Those of `columns` that are in ANSWER_SCHEMA, and what the key is made of; strings and lists
-    with 64-bit offsets. Needs no lock.
+    Those of `columns` that are in ANSWER_SCHEMA, what the key is made of and the status; strings
+    and lists with 64-bit offsets. Needs no lock.
 
     Raises:
         PlanError: a part cannot be read.
     """
-    names = [name for name in ANSWER_SCHEMA.names if name in (*_KEY_COLUMNS, *columns)]
+    needed = (*_KEY_COLUMNS, "status", *columns)
+    names = [name for name in ANSWER_SCHEMA.names if name in needed]
     wide = pa.schema([_WIDE_SCHEMA.field(name) for name in names])
-    parts = [_rows_of_part(path, names, rows) for path in _files(run_dir, _PARTS)]
+    parts = [_rows_of_part(path, names, rows) for path in files_of(run_dir, PARTS)]
     known = [part.cast(wide) for part in parts if part is not None]
-    return first_of_each(pa.concat_tables([wide.empty_table(), *known]))
+    return one_of_each(pa.concat_tables([wide.empty_table(), *known]))
 
 
 def _rows_of_part(path: Path, names: list[str], rows: range | None) -> pa.Table | None:
     if rows is None:
-        return _read_part(path, names)
-    mine = _read_part(path, ["row"])["row"].to_numpy()
+        return read_part(path, names)
+    mine = read_part(path, ["row"])["row"].to_numpy()
     mine = (mine >= rows.start) & (mine < rows.stop)
-    return _read_part(path, names).filter(pa.array(mine)) if mine.any() else None
+    return read_part(path, names).filter(pa.array(mine)) if mine.any() else None
 
 
 def keys_of(table: pa.Table) -> npt.NDArray[np.int64]:
@@ -136,21 +151,29 @@ def keys_of(table: pa.Table) -> npt.NDArray[np.int64]:
     return answer_keys(*(table[name].to_numpy() for name in _KEY_COLUMNS))
 
 
-def first_of_each(table: pa.Table) -> pa.Table:
-    """`table` sorted by the keys of its answers, of equal ones the first, in one chunk."""
-    keys, first = np.unique(keys_of(table), return_index=True)
-    if len(keys) != table.num_rows or np.any(np.diff(first) != 1):
-        table = table.take(pa.array(first))
-    return table.combine_chunks()
+def one_of_each(table: pa.Table) -> pa.Table:
+    """`table` sorted by the keys of its answers, in one chunk, of equal ones the one that counts.
+
+    That is the first, or, where all of them are error rows, the last try.
+    """
+    keys = keys_of(table)
+    if np.all(np.diff(keys) > 0):
+        return table.combine_chunks()
+    place = np.arange(len(keys))
+    is_error = pc.equal(table["status"], "error").to_numpy()
+    order = np.lexsort((np.where(is_error, -place, place), is_error, keys))
+    counts = np.diff(keys[order], prepend=-1) > 0
+    return table.take(pa.array(order[counts])).combine_chunks()
 
 
 def read_steps(run_dir: Path) -> pa.Table:
     """All step records of a run, in the order they were added. Raises PlanError."""
-    steps = [_read(path) for path in _files(run_dir, _STEPS)]
+    steps = [read_columns(path) for path in files_of(run_dir, STEPS)]
     return pa.concat_tables(steps, promote_options="permissive") if steps else pa.table({})
 
 
-def _files(run_dir: Path, stem: str) -> list[Path]:
+def files_of(run_dir: Path, stem: str) -> list[Path]:
+    """The files of PARTS or STEPS, oldest first."""
     names = (run_dir / _FOLDERS[stem]).glob(f"{stem}-*.parquet")
     return sorted((path for path in names if path.stem[len(stem) + 1 :].isdecimal()), key=_number)
 
@@ -159,13 +182,15 @@ def _number(path: Path) -> int:
     return int(path.stem.rpartition("-")[2])
 
 
-def _read(path: Path, columns: list[str] | None = None) -> pa.Table:
+def read_columns(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """Raises PlanError where `path` cannot be read."""
     with _damage(path), pq.ParquetFile(path) as file:
         return file.read(columns)
 
 
-def _read_part(path: Path, names: list[str]) -> pa.Table:
-    table = _read(path, names)
+def read_part(path: Path, names: list[str]) -> pa.Table:
+    """Columns of one part. Raises PlanError."""
+    table = read_columns(path, names)
     with _damage(path):
         return table.select(names).cast(pa.schema([ANSWER_SCHEMA.field(name) for name in names]))
 

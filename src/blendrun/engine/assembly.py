@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from blendrun import __version__
@@ -17,6 +18,8 @@ from blendrun.data.detokenizer import Detokenizer
 from blendrun.data.model_files import ModelFiles, resolve_model
 from blendrun.data.results import ResultJournal
 from blendrun.engine import kv_memory
+from blendrun.engine.begun import to_continue
+from blendrun.engine.deadline import Deadline
 from blendrun.engine.decoder import Decoder
 from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.generations import Generations
@@ -28,6 +31,7 @@ from blendrun.engine.requests import EngineRequests
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.engine.torch_backend import TorchBackend
 from blendrun.engine.twins import Twins, find_twins
+from blendrun.engine.unfinished import Unfinished
 from blendrun.engine.weights import load_weights
 from blendrun.errors import PlanError
 from blendrun.kernels.cpu.attention import CpuAttention
@@ -62,6 +66,8 @@ class LoadedModel:
 @dataclass(frozen=True, slots=True)
 class Assembled:
     loop: RunLoop
+    num_continued: int  # answers that go on with what an earlier attempt made
+    later: pa.Table  # unfinished answers of requests that do not run now
     environment: dict[str, Any]  # what runs, and why
 
 
@@ -86,19 +92,23 @@ def assemble(
     model: LoadedModel,
     requests: EngineRequests,
     pending: Int32,
+    kept: pa.Table,
     journal: ResultJournal,
     attempt: int,
     begin_s: float,
+    deadline: Deadline,
     on_step: Callable[[Advance], None],
 ) -> Assembled:
     """An engine for the `pending` requests, int32, in planned order.
 
     `begin_s` is when generation began on the monotonic clock: step times count from there.
     Requests that do not fit into the KV pages even alone are answered with an error at once. Of
-    greedy requests that are equal only one runs, unless nothing is to be shared.
+    greedy requests that are equal only one runs, unless nothing is to be shared. `kept` is what
+    earlier attempts have of unfinished answers (UNFINISHED_SCHEMA).
     """
     twins = find_twins(requests, pending) if settings.prefix_cache else Twins.none(pending)
     pending = twins.running
+    begun, later = to_continue(requests, pending, twins.others, kept)
     dtype = _DTYPES[settings.dtype]
     files, attention = model.files, model.attention
     page_bytes = kv_memory.kv_bytes_per_page(model.config, settings.page_size, dtype.itemsize)
@@ -108,7 +118,9 @@ def assemble(
     hardware = HardwareProfile.load("cpu")
     shape = ModelShape.from_hf_config(files.config, plan.model.name)
     cost = CostModel(shape, hardware)
-    batcher = _batcher(plan, settings, requests, pending, cost, pages)
+    generated = np.zeros(len(requests), np.int32)
+    generated[[answer.request for answer in begun]] = [len(answer.token_ids) for answer in begun]
+    batcher = _batcher(plan, settings, requests, pending, generated, cost, pages)
     cache = PrefixCache(
         requests.tree,
         num_pages=pages,
@@ -121,6 +133,7 @@ def assemble(
     if requests.has_structure[pending].any():
         guides = Guides(files.folder, shape.vocab_size, files.eos_token_ids)
     generations = Generations(requests, files.eos_token_ids, model.detokenizer, guides)
+    generations.resume(begun)
     scores = PromptScores(requests, pending)
     loop = RunLoop(
         requests,
@@ -130,10 +143,12 @@ def assemble(
         generations,
         scores,
         journal,
+        Unfinished(journal, requests, generations, later, settings.unfinished_interval_s),
         cost,
         twins=twins.others,
         attempt=attempt,
         begin_s=begin_s,
+        deadline=deadline,
         flush_interval_s=settings.flush_interval_s,
         on_step=on_step,
     )
@@ -142,7 +157,7 @@ def assemble(
             request,
             f"needs_more_memory: {kv_memory.longest_len(requests, request)} tokens with the "
             f"prefixes they share need more than {pages} KV pages of {settings.page_size} tokens; "
-            "a new run with more --kv-memory can answer it",
+            "--retry-errors with more --kv-memory can answer it",
         )
     environment = {
         "blendrun": __version__,
@@ -164,7 +179,7 @@ def assemble(
         "hardware": hardware.to_table(),
         "model_shape": asdict(shape),
     }
-    return Assembled(loop, environment)
+    return Assembled(loop, len(begun), later, environment)
 
 
 def _batcher(
@@ -172,6 +187,7 @@ def _batcher(
     settings: ExecuteSettings,
     requests: EngineRequests,
     pending: Int32,
+    generated: Int32,
     cost: CostModel,
     pages: int,
 ) -> Batcher:
@@ -183,6 +199,7 @@ def _batcher(
         requests.learned,
         cost,
         requests.seen,
+        generated,
     )
     limits = BatchLimits(pages, settings.page_size, settings.chunk_size, settings.max_seqs)
     how = steering(plan.admission, plan.settings["budget"], cost, True, plan.settings["seed"])

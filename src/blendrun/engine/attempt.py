@@ -17,6 +17,7 @@ from blendrun.data.answers import answers_table
 from blendrun.data.manifest import Attempt, Manifest, write_manifest
 from blendrun.data.results import ResultJournal, keys_of, read_answers
 from blendrun.engine.assembly import LoadedModel, assemble, find_model
+from blendrun.engine.deadline import Deadline
 from blendrun.engine.loop import Advance
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.settings import ExecuteSettings
@@ -26,6 +27,7 @@ from blendrun.schedule.step.begin import sampled
 from blendrun.schedule.step.state import UNLEARNED
 from blendrun.tree.prefix_tree import Int32
 from blendrun.tree.strata import top_subtrees
+from blendrun.units import count_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class RunAttempt:
         events: RunEvents,
         journal: ResultJournal,
         manifest: Manifest,
+        deadline: Deadline,
         *,
         sample_only: bool = False,
     ) -> None:
@@ -62,11 +65,14 @@ class RunAttempt:
         manifest = replace(manifest, attempts=(*manifest.attempts, attempt))
         self._sample_only = sample_only
         self._plan, self._settings, self._events = plan, settings, events
-        self._journal = journal
+        self._journal, self._deadline = journal, deadline
         self.manifest = manifest
         self._model: LoadedModel | None = None
         self._loaded_at = 0.0
         self._finished = journal.finished()
+        if settings.retry_errors:
+            self._finished = np.setdiff1d(self._finished, journal.failed())
+        self._unfinished = journal.read_unfinished()
         self._saved_rows = self._output_tokens = 0  # of the windows before this one
         self._last_tokens = 0  # with this one
 
@@ -132,6 +138,7 @@ class RunAttempt:
         self.manifest = replace(self.manifest, attempts=attempts)
 
     def _generate(self, requests: EngineRequests, pending: Int32) -> None:
+        self._deadline.check()
         model = self._model or self._load()
         engine = assemble(
             self._plan,
@@ -139,9 +146,11 @@ class RunAttempt:
             model,
             requests,
             pending,
+            self._unfinished,
             self._journal,
             len(self.manifest.attempts),
             self._loaded_at,
+            self._deadline,
             self._step,
         )
         if self.manifest.environment != engine.environment:
@@ -151,7 +160,10 @@ class RunAttempt:
                 f"{engine.environment['attention']} attention, {self._settings.dtype}, "
                 f"{engine.environment['kv_memory']} for KV"
             )
+        if engine.num_continued:
+            self._events.note(f"{count_of(engine.num_continued, 'unfinished answer')} to continue")
         engine.loop.run()
+        self._unfinished = engine.later
         self._saved_rows += len(pending)
         self._output_tokens = self._last_tokens
         self.update(generate_s=time.monotonic() - self._loaded_at)

@@ -4,7 +4,7 @@ The same call starts a run and continues it. At the end every input row is in `o
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,11 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from blendrun.data.columns import ColumnNames
+from blendrun.data.exports import Export, drop_exports
 from blendrun.data.manifest import Manifest, read_manifest, write_manifest
 from blendrun.data.outputs import OUTPUTS_FILE, write_outputs
 from blendrun.data.results import ResultJournal
-from blendrun.data.sources import check_sources
+from blendrun.data.sources import SourceFile, check_sources
+from blendrun.data.unfinished import UNFINISHED_SCHEMA
 from blendrun.engine.attempt import RunAttempt, RunEvents
+from blendrun.engine.deadline import Deadline
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.errors import InputError, PlanError
 from blendrun.schedule.plan_file import read_header
@@ -28,7 +32,7 @@ from blendrun.schedule.plan_record import Plan
 @dataclass(frozen=True, slots=True)
 class RunResult:
     run_dir: Path
-    outputs: Path
+    outputs: Path  # in the format asked for
     num_rows: int  # of the outputs
     num_errors: int
     was_complete: bool  # there was nothing left to do
@@ -46,18 +50,26 @@ def execute_sample(
     """
     with _opened(plan_path, run_dir, settings) as (plan, journal, manifest):
         if not manifest.is_complete:
-            run = RunAttempt(plan, settings, events, journal, manifest, sample_only=True)
+            no_limit = Deadline(0.0, None)
+            run = RunAttempt(plan, settings, events, journal, manifest, no_limit, sample_only=True)
             for _ in run.windows(plan_path):
                 pass
             write_manifest(run_dir, run.manifest)
 
 
 def execute_plan(
-    plan_path: Path, run_dir: Path, settings: ExecuteSettings, events: RunEvents
+    plan_path: Path,
+    run_dir: Path,
+    settings: ExecuteSettings,
+    events: RunEvents,
+    begin_s: float | None = None,
 ) -> RunResult:
     """Run a plan, or what is left of it, in `run_dir`.
 
+    `begin_s`: when the time limit began to count, on the monotonic clock; None: now.
+
     Raises:
+        TimeLimitError: the time is over before all rows are answered; what is finished is saved.
         PlanError: the plan, its inputs and the folder do not fit each other.
         InputError: the model cannot be loaded, or another process uses the folder.
         BackendError: the engine failed; what is finished is saved.
@@ -66,11 +78,18 @@ def execute_plan(
     with _opened(plan_path, run_dir, settings) as (plan, journal, manifest):
         counts, outputs = plan.counts, run_dir / OUTPUTS_FILE
         num_rows = counts.requests + counts.rejected
-        if manifest.is_complete and outputs.is_file():
-            return RunResult(run_dir, outputs, num_rows, _num_errors(outputs), True)
-        run = RunAttempt(plan, settings, events, journal, manifest)
-        windows = list(run.windows(plan_path))
         _, sources = read_header(plan_path)
+        export = _export(plan, sources, settings)
+        again = settings.retry_errors and len(journal.failed()) > 0
+        if manifest.is_complete and outputs.is_file() and not again:
+            path = export.write(outputs)
+            return RunResult(run_dir, path, num_rows, _num_errors(outputs), True)
+        deadline = Deadline(begin if begin_s is None else begin_s, settings.time_limit_s)
+        manifest = replace(manifest, is_complete=False)
+        run = RunAttempt(plan, settings, events, journal, manifest, deadline)
+        windows = list(run.windows(plan_path))
+        journal.save_unfinished(UNFINISHED_SCHEMA.empty_table())
+        drop_exports(run_dir)
         outputs = write_outputs(
             run_dir,
             sources,
@@ -79,9 +98,10 @@ def execute_plan(
             np.concatenate([window.num_answers for window in windows]),
             [window.rows for window in windows],
         )
+        path = export.write(outputs)
         run.update(wall_s=time.monotonic() - begin)
         write_manifest(run_dir, replace(run.manifest, is_complete=True))
-    return RunResult(run_dir, outputs, num_rows, _num_errors(outputs), False)
+    return RunResult(run_dir, path, num_rows, _num_errors(outputs), False)
 
 
 @contextmanager
@@ -92,6 +112,7 @@ def _opened(
     plan, sources = read_header(plan_path)
     _check_executable(plan)
     check_sources(sources)
+    _export(plan, sources, settings).check()
     identity = {
         "job_id": plan.job_id,
         "dtype": settings.dtype,
@@ -103,9 +124,17 @@ def _opened(
             "give another --run-dir, or move that file away",
         )
     with ResultJournal(run_dir) as journal:
-        manifest = read_manifest(run_dir) or Manifest.new(plan_path, identity)
+        counts = plan.counts
+        manifest = read_manifest(run_dir) or Manifest.new(
+            plan_path, identity, counts.requests, counts.rejected
+        )
         manifest.check_same_job(identity, run_dir)
         yield plan, journal, manifest
+
+
+def _export(plan: Plan, sources: Sequence[SourceFile], settings: ExecuteSettings) -> Export:
+    chats = plan.settings.get("messages_column") or ColumnNames().messages
+    return Export(settings.output_format, sources, plan.model.name, plan.job_id, chats)
 
 
 def _check_executable(plan: Plan) -> None:

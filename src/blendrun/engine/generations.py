@@ -5,6 +5,7 @@ its token ids, not in its text), at a stop string (which is cut from its text), 
 look like allows nothing more, or at `max_tokens`.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,8 @@ import numpy.typing as npt
 
 from blendrun.data.detokenizer import Detokenizer
 from blendrun.data.token_logprobs import TokenLogprobs
-from blendrun.engine.growing_answer import BY_MODEL, LENGTH, End, GrowingAnswer
+from blendrun.engine.begun import Begun
+from blendrun.engine.growing_answer import BY_MODEL, LENGTH, End, GrowingAnswer, TokenLogprob
 from blendrun.engine.guides import Guide, Guides
 from blendrun.engine.logprobs import Logprobs, StepLogprobs
 from blendrun.engine.requests import EngineRequests
@@ -54,6 +56,29 @@ class Generations:
         self._eos = np.array(eos_token_ids, np.int32)
         self._answers: dict[int, GrowingAnswer] = {}
         self._count = np.zeros(len(requests), np.int32)
+        # how many tokens are known not to end the answer, whenever an interrupt comes
+        self._whole = np.zeros(len(requests), np.int32)
+
+    def resume(self, answers: Iterable[Begun]) -> None:
+        """Go on with what was generated before."""
+        for begun in answers:
+            answer = self._answer(begun.request)
+            answer.token_ids, answer.logprobs = list(begun.token_ids), list(begun.logprobs)
+            if answer.stops is not None:
+                answer.stops.catch_up(begun.token_ids)
+            self._count[begun.request] = self._whole[begun.request] = len(begun.token_ids)
+
+    def begun(self) -> Iterator[Begun]:
+        """Every unfinished answer that has a token."""
+        for request, answer in self._answers.items():
+            n = int(self._whole[request])
+            if n:
+                yield Begun(request, answer.token_ids[:n], answer.logprobs[:n])
+
+    def forget(self, requests: Iterable[int]) -> None:
+        """These have ended, and somebody has noted how."""
+        for request in requests:
+            self._answers.pop(request, None)
 
     def tokens(self, request: int, start: int, end: int) -> Int32:
         """Known tokens at positions [start, end) of prompt and output together."""
@@ -83,6 +108,8 @@ class Generations:
             if self._guides is None:
                 raise BackendError(f"request {request} asks for a structure that nobody compiles")
             answer.guide = self._guides.begin(self._requests.structure[request])
+            for token in answer.token_ids:  # of an answer that is continued
+                answer.guide.consume(token)
         return answer.guide
 
     def add(
@@ -92,7 +119,10 @@ class Generations:
         bad: npt.NDArray[np.bool_],
         logprobs: StepLogprobs | None = None,
     ) -> tuple[npt.NDArray[np.bool_], list[Generation]]:
-        """Take one new token of each request; which are over [S], and their generations."""
+        """Take one new token of each request; which are over [S], and their generations.
+
+        Those that are over stay known until `forget`.
+        """
         columns = self._requests
         for request, token in zip(requests.tolist(), token_ids.tolist(), strict=True):
             self._answer(request).token_ids.append(token)
@@ -111,6 +141,8 @@ class Generations:
         for i in np.flatnonzero(over).tolist():
             end = End(None, error=NON_FINITE) if bad[i] else BY_MODEL if is_eos[i] else LENGTH
             ended.append(self._ended(int(requests[i]), ends.get(i, end)))
+        going = requests[~over]
+        self._whole[going] = self._count[going]
         return over, ended
 
     def _answer(self, request: int) -> GrowingAnswer:
@@ -127,12 +159,11 @@ class Generations:
         """Log-probabilities of the newest tokens of `requests`."""
         for i, request in enumerate(requests.tolist()):
             k = self._requests.logprobs[request]
-            self._answers[request].note(
-                float(found.chosen[i]), found.top_ids[i, :k], found.top[i, :k]
-            )
+            one = TokenLogprob(float(found.chosen[i]), found.top_ids[i, :k], found.top[i, :k])
+            self._answers[request].logprobs.append(one)
 
     def _ended(self, request: int, end: End) -> Generation:
-        answer = self._answers.pop(request)
+        answer = self._answers[request]
         if end.error is not None:
             return Generation(request, [], None, None, end.error)
         if self._requests.max_tokens[request] == 0:  # only its prompt was asked for

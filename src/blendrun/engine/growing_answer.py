@@ -1,6 +1,7 @@
 """One answer while it grows: its tokens, and what its row's parameters make of them."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,14 @@ class End:
     error: str | None = None
 
 
+class TokenLogprob(NamedTuple):
+    """Log-probability of a token, and of the k best at its place."""
+
+    chosen: float
+    top_ids: Int32  # [k]
+    top: Float32  # [k]
+
+
 LENGTH = End("length")
 BY_MODEL = End("stop", in_text=False)
 
@@ -36,7 +45,7 @@ class GrowingAnswer:
     stops: StopSearch | None = None
     counts: TokenCounts | None = None
     guide: Guide | None = None
-    logprobs: list[tuple[float, Int32, Float32]] = field(default_factory=list)  # see `note`
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def end(self, is_eos: bool) -> End | None:
         """Why the newest token, `is_eos` or not, ends it, if its parameters say so."""
@@ -54,10 +63,6 @@ class GrowingAnswer:
         if stopped is not None:
             return End("stop", stopped.stop, stopped.text)
         return End("stop") if self.guide is not None and self.guide.is_over else None
-
-    def note(self, chosen: float, top_ids: Int32, top: Float32) -> None:
-        """Log-probability of the newest token, and of the best alternatives [k]."""
-        self.logprobs.append((chosen, top_ids, top))
 
     def noted(self, k: int) -> TokenLogprobs:
         """The log-probabilities of all its tokens."""

@@ -1,7 +1,8 @@
 """The run loop: `next_batch`, `run`, `commit`, until every request has its answer.
 
 Finished requests go to the journal as soon as `flush_interval_s` has passed, in the order in which
-they end; a killed run loses what came after the last flush and nothing else.
+they end. What unfinished ones have is saved less often, and whenever the run stops: a killed run
+loses what came after that and nothing else.
 """
 
 import time
@@ -14,12 +15,14 @@ import numpy as np
 from blendrun.cost.cost_model import CostModel
 from blendrun.data.answers import answers_table
 from blendrun.data.results import ResultJournal
+from blendrun.engine.deadline import Deadline
 from blendrun.engine.generations import Generation, Generations
 from blendrun.engine.prefix_cache import PrefixCache
 from blendrun.engine.prompt_scores import PromptScores
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.step_log import StepLog, StepRecord
 from blendrun.engine.torch_backend import StepResult
+from blendrun.engine.unfinished import Unfinished
 from blendrun.schedule.batch import Batch
 from blendrun.schedule.batcher import Batcher
 from blendrun.tree.prefix_tree import Int32
@@ -55,36 +58,41 @@ class RunLoop:
         generations: Generations,
         scores: PromptScores,
         journal: ResultJournal,
+        unfinished: Unfinished,
         cost: CostModel,
         *,
         twins: Mapping[int, Int32],
         attempt: int,
         begin_s: float,
+        deadline: Deadline,
         flush_interval_s: float,
         on_step: Callable[[Advance], None],
     ) -> None:
         self._requests, self._batcher, self._cache = requests, batcher, cache
         self._backend, self._generations, self._scores = backend, generations, scores
-        self._journal = journal
+        self._journal, self._unfinished = journal, unfinished
         self._cost, self._twins, self._attempt = cost, twins, attempt
         self._flush_interval_s, self._on_step = flush_interval_s, on_step
+        self._deadline = deadline
         self._log = StepLog()
         self._ended: list[Generation] = []
         self._saved_rows = self._output_tokens = 0
         self._begin, self._flushed_at = begin_s, time.monotonic()
 
     def run(self) -> None:
-        """Run to the end; whatever stops it, finished requests are saved first."""
+        """Run to the end; whatever stops it, what was made is saved first."""
         try:
+            self._deadline.check()
             while self._step():
-                pass
+                self._deadline.check()
         finally:
-            self._flush()
+            self._save_all()
         self._cache.check_integrity(self._batcher.free_pages)
 
     def fail(self, request: int, error: str) -> None:
         """Answer a request that cannot run with an error row."""
         self._note_end(Generation(request, [], None, None, error))
+        self._generations.forget([request])
 
     def _step(self) -> bool:
         begin = time.monotonic()
@@ -98,6 +106,7 @@ class RunLoop:
         computed = time.monotonic()
         ended = self._commit(batch, result)
         end = time.monotonic()
+        self._deadline.note_step(end - begin)
         batcher = self._batcher
         compute_s, memory_s = self._predict(batch)
         self._log.add(
@@ -108,6 +117,7 @@ class RunLoop:
                 step_s=end - begin,
                 prefill_tokens=batch.num_prefill_tokens,
                 decode_tokens=batch.num_decodes,
+                output_tokens=len(result.token_ids),
                 running=batcher.num_running,
                 running_left=batcher.num_running - batcher.num_right,
                 waiting=batcher.num_waiting,
@@ -126,7 +136,9 @@ class RunLoop:
                 sample_s=result.sample_s,
             )
         )
-        if end - self._flushed_at >= self._flush_interval_s:
+        if self._unfinished.is_due(end):
+            self._save_all()
+        elif end - self._flushed_at >= self._flush_interval_s:
             self._flush()
         self._on_step(self._advance(end))
         return True
@@ -140,6 +152,7 @@ class RunLoop:
         finished[drew] = over
         for generation in ended:
             self._note_end(generation)
+        self._generations.forget(generation.request for generation in ended)
         self._output_tokens += len(drew)
         self._cache.free(self._batcher.commit(batch, finished))
         return len(ended)
@@ -165,6 +178,10 @@ class RunLoop:
         read_tokens = end[:n].sum(dtype=np.int64)
         read_s = read_tokens * self._cost.kv_bytes_per_token
         return float(compute_s), float(read_s / self._cost.hardware.effective_bandwidth)
+
+    def _save_all(self) -> None:
+        self._flush()  # first: what has ended is in the other file no more
+        self._unfinished.save()
 
     def _flush(self) -> None:
         self._flushed_at = time.monotonic()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from blendrun.data.exports import OutputFormat
 from blendrun.errors import InputError
 
 
@@ -18,13 +19,19 @@ class ExecuteSettings:
     max_seqs: int = 512  # requests running at once at most
     prefix_cache: bool = True
     ignore_eos: bool = False  # in addition to the rows that the plan says it of
+    output_format: OutputFormat = "parquet"  # of what is written beside outputs.parquet
+    retry_errors: bool = False  # run again what the engine answered with an error row
     flush_interval_s: float = 1.0  # finished rows are safe on disk after this long
+    unfinished_interval_s: float = 30.0  # and so is what unfinished ones have after this long
     log_interval_s: float = 10.0
+    time_limit_s: float | None = None  # of the whole command; it stops in time to save
 
     def __post_init__(self) -> None:
         for name in ("page_size", "chunk_size", "max_seqs"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("flush_interval_s", "log_interval_s"):
+        for name in ("flush_interval_s", "unfinished_interval_s", "log_interval_s"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        if self.time_limit_s is not None and not self.time_limit_s > 0:
+            raise InputError(f"time_limit_s must be above 0, not {self.time_limit_s}")

@@ -113,6 +113,7 @@ def _steps(steps: np.ndarray, attempt: int, limits: np.void) -> pa.Table:
         "step_s": steps[:, log.SECONDS],
         "prefill_tokens": whole[:, log.PREFILL],
         "decode_tokens": whole[:, log.DECODE],
+        "output_tokens": pa.nulls(len(steps), pa.int64()),
         "running": whole[:, log.RUNNING],
         "running_left": whole[:, log.RUNNING_LEFT],
         "waiting": whole[:, log.WAITING],

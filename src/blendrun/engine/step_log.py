@@ -15,6 +15,7 @@ class StepRecord:
     step_s: float
     prefill_tokens: int
     decode_tokens: int
+    output_tokens: int  # drawn; null in simulated runs
     running: int
     running_left: int  # of them, admitted from the left end
     waiting: int

@@ -27,6 +27,14 @@ class StopSearch:
         self._by_piece = detokenizer.has_pieces and not any("\ufffd" in stop for stop in stops)
         self._data = bytearray()
 
+    def catch_up(self, token_ids: list[int]) -> None:
+        """Take the tokens of an answer that goes on: none of them brings its end."""
+        if self._by_piece:  # the other way reads the whole text again with every token
+            known: list[int] = []
+            for token in token_ids:
+                known.append(token)
+                self.add(known)
+
     def add(self, token_ids: list[int]) -> Stopped | None:
         """The end of the answer, if the last of `token_ids`, all that it has, brings one."""
         if self._by_piece:

@@ -17,6 +17,7 @@ def batcher_job(
     learned: npt.NDArray[np.bool_],
     cost: CostModel,
     seen: tuple[Int32, Int32] | None = None,
+    generated: Int32 | None = None,
 ) -> BatcherJob:
     """Price the requests of `order` for the batcher.
 
@@ -24,6 +25,7 @@ def batcher_job(
         order: [≤ N] requests to run, in planned order.
         max_output, expected_output, learned: [N]; see `BatcherJob`.
         seen: outputs known before: requests of the same stratum, and their lengths.
+        generated: [N] output tokens that are there; None: of no request.
     """
     priced = annotate(tree, expected_output, cost)
     decode_s = cost.decode_compute_s(tree.prompt_len, expected_output)
@@ -43,6 +45,7 @@ def batcher_job(
         root_density=priced.root_density,
         seen_request=seen_request,
         seen_output=seen_output,
+        generated=generated,
     )
 
 

@@ -80,6 +80,8 @@ class BatcherJob:
     # outputs known before the run: a request of the same stratum, and how long [M]
     seen_request: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
     seen_output: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
+    # [N] output tokens that are there, to be computed once more with the prompt; None: of none
+    generated: Int32 | None = None
 
     def without(self, requests: Int32) -> "BatcherJob":
         """The job less some of its requests."""
@@ -125,6 +127,7 @@ def new_state(
     counts["next_refresh"] = 16
     counts["bias"] = 1.0
     counts["prefill_s"] = _unique_prefill_s(job, prices, nodes, share)
+    counts["prefill_s"] += _generated_prefill_s(job, prices)
     return state
 
 
@@ -158,6 +161,8 @@ def _requests(job: BatcherJob, stratum: Int32, share: bool) -> Any:
     above = tree.parent[tree.leaf_node]
     rows = np.zeros(n, REQUEST).view(np.recarray)
     rows["prompt_len"] = rows["known_len"] = tree.prompt_len
+    if job.generated is not None:
+        rows["known_len"] += job.generated
     rows["branch_len"] = tree.depth[above] if share else 0
     rows["node"] = above if share else ROOT
     rows["num_cached"] = -1
@@ -277,3 +282,12 @@ def _unique_prefill_s(job: BatcherJob, prices: StepPrices, nodes: Any, share: bo
         start = np.zeros_like(end)
     chunks = prices.token_s * (end - start) + prices.pair_s * (end**2 - start**2)
     return float(chunks.sum()) + prices.head_s * len(job.order)
+
+
+def _generated_prefill_s(job: BatcherJob, prices: StepPrices) -> float:
+    """Compute of the output tokens that are there."""
+    if job.generated is None:
+        return 0.0
+    start = job.tree.prompt_len[job.order].astype(float)
+    end = start + job.generated[job.order]
+    return float((prices.token_s * (end - start) + prices.pair_s * (end**2 - start**2)).sum())

@@ -1,0 +1,127 @@
+"""The outputs in other formats, made from `outputs.parquet` a batch of rows at a time."""
+
+import base64
+import datetime
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow.parquet as pq
+
+from blendrun.data.disk import atomic_file
+from blendrun.data.openai_results import CUSTOM_ID, OpenAiResults
+from blendrun.data.output_schema import source_schema
+from blendrun.data.sources import SourceFile
+from blendrun.errors import InputError
+
+OutputFormat = Literal["parquet", "jsonl", "openai"]
+JSONL_FILE = "outputs.jsonl"
+OPENAI_FILES = RESULTS_FILE, ERRORS_FILE = "openai-results.jsonl", "openai-errors.jsonl"
+_ROWS = 1024  # in memory as Python objects
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """How outputs are written beside `outputs.parquet`."""
+
+    output_format: OutputFormat
+    sources: Sequence[SourceFile]
+    model: str
+    job_id: str
+    chat_column: str
+
+    def check(self) -> None:
+        """Raises InputError where the job's rows do not have what the format needs."""
+        names = {name for source in self.sources for name in source_schema(source).names}
+        if self.output_format == "openai" and CUSTOM_ID not in names:
+            raise InputError(
+                f"--output-format openai needs a column {CUSTOM_ID!r}, which no input has",
+                "take --output-format jsonl",
+            )
+
+    def write(self, outputs: Path) -> Path:
+        """Write what is missing; the main file of the format.
+
+        Raises:
+            DiskFullError: there is no room for it.
+        """
+        if self.output_format == "jsonl":
+            path = outputs.with_name(JSONL_FILE)
+            if not path.exists():
+                self._write_jsonl(outputs, path)
+            return path
+        if self.output_format == "openai":
+            path = outputs.with_name(RESULTS_FILE)
+            if not path.exists():
+                self._write_openai(outputs, outputs.with_name(ERRORS_FILE), path)
+            return path
+        return outputs
+
+    def _write_jsonl(self, outputs: Path, path: Path) -> None:
+        with atomic_file(path) as file:
+            for row in self._rows(outputs):
+                file.write(json_line(row))
+
+    def _write_openai(self, outputs: Path, errors: Path, results: Path) -> None:
+        made = OpenAiResults(self.model, self.job_id, self.chat_column)
+        with ExitStack() as stack:
+            # left last: where there are results, there are errors
+            good, bad = (stack.enter_context(atomic_file(path)) for path in (results, errors))
+            for is_error, line in made.lines(self._rows(outputs)):
+                (bad if is_error else good).write(json_line(line))
+            is_empty = bad.tell() == 0
+        if is_empty:
+            errors.unlink()
+
+    def _rows(self, outputs: Path) -> Iterator[dict[str, Any]]:
+        as_text = self._json_columns()
+        with pq.ParquetFile(outputs) as file:
+            for batch in file.iter_batches(_ROWS):
+                for row in batch.to_pylist():
+                    for name in as_text:
+                        row[name] = row[name] and json.loads(row[name])
+                    yield row
+
+    def _json_columns(self) -> list[str]:
+        """Columns that hold the JSON text of values."""
+        kinds: dict[str, set[str]] = {}
+        for source in self.sources:
+            columns = source.columns or [(name, "") for name in source_schema(source).names]
+            for name, kind in columns:
+                kinds.setdefault(name, set()).add(kind)
+        return [name for name, found in kinds.items() if found == {"json"}]
+
+
+def drop_exports(run_dir: Path) -> None:
+    """Removes what was made from outputs that are about to be replaced."""
+    for name in (JSONL_FILE, *OPENAI_FILES):
+        (run_dir / name).unlink(missing_ok=True)
+
+
+def json_line(value: Any) -> bytes:
+    """One line of JSON; what JSON does not know becomes text, and null what is not a number."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_as_text)
+    except ValueError:
+        text = json.dumps(_finite(value), ensure_ascii=False, default=_as_text)
+    return text.encode("utf-8", "surrogatepass") + b"\n"
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    return str(value)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
