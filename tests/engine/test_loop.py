@@ -5,6 +5,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from blendrun.data.results import ResultJournal, read_answers, read_steps
@@ -193,4 +196,6 @@ def test_a_request_that_cannot_run_is_answered_with_its_reason(tmp_path: Path):
     job = Job(tmp_path)
     job.loop.fail(5, "needs_more_memory: much")
     job.run()
-    assert read_answers(tmp_path).to_pylist()[5]["error"] == "needs_more_memory: much"
+    parts = [pq.read_table(path) for path in sorted((tmp_path / "parts").iterdir())]
+    told = pa.concat_tables(parts).filter(pc.is_valid(pc.field("error"))).to_pylist()
+    assert [(row["row"], row["error"]) for row in told] == [(50, "needs_more_memory: much")]
