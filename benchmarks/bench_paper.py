@@ -464,9 +464,10 @@ EXPLAINED = """## Differences from the paper, explained
   keeps more sharing than the paper's 30 %, and sequential engines lose less than with LRU.
 - "Depth-first" mixes sets that differ in their system prompt alone, subtrees kept together. Taken
   literally, one set after the other, it does worse; that line stands beside it.
-- The two-ended scan gives each side its share of KV memory by the densities of the next 64
-  requests at its end, and prefills N p / d tokens of each side per step. Where the right side
-  cannot fill its share, because its requests would peak together, the left keeps the proportion.
+- The two-ended scan gives each side its share of KV memory by the density at its end, averaged
+  over one part in 128 of the job, and prefills N p / d tokens of each side per step. Where the
+  right side cannot fill its share, because its requests would peak together, the left keeps the
+  proportion.
   That reproduces the paper's gain over depth-first order; its share of the optimum is lower than
   the paper's because the paper's practical optimum is a measured one.
 - "Learned" is a run that knows nothing of output lengths but `max_tokens` at its start. "1 %

@@ -48,3 +48,21 @@ def test_a_run_takes_a_copy_of_its_prefix_along(moved, copies: int, num_nodes: i
     for run, group in zip(moved, groups, strict=True):
         below = made.leaf_order[made.first_leaf[group] : made.last_leaf[group]]
         assert sorted(below) == run
+
+
+def test_a_run_that_its_members_leave_in_turn_takes_no_copy_along():
+    prompts = [[5, 1, 1, i] for i in range(2)] + [[5, 2, 2, i] for i in range(2)] + [[5, 3], [6]]
+    tree = tree_of(prompts)
+    inner = [tree.path(int(tree.leaf_node[r]))[1] for r in (0, 2)]
+    leaves = runs_to_root(tree, [0, 1], [2, 3])
+    both = Runs(
+        np.concatenate([inner, leaves.member]).astype(np.int32),
+        np.concatenate([[0, 0], leaves.run + 1]),
+        np.concatenate([tree.parent[inner[:1]], leaves.parent]),
+        np.zeros(3, np.int32),
+        *(np.zeros(3) for _ in range(3)),
+    )
+    made = detach(tree, both)
+    made.check_integrity()
+    assert made.num_unique_tokens == tree.num_unique_tokens + 2
+    assert made.num_nodes == tree.num_nodes

@@ -55,7 +55,7 @@ def split_by_density(tree: PrefixTree, annotate: Annotate, keep_frac: float) -> 
         priced = annotate(tree)
         left = most_tokens - tree.num_unique_tokens
         least_s = LEAST_FRAC * float(priced.compute_s[ROOT])
-        runs = worthwhile(tree, misplaced(tree, priced), left, least_s)
+        runs = worthwhile(misplaced(tree, priced), left, least_s)
         if len(runs) == 0:
             break
         tree = detach(tree, runs)

@@ -10,10 +10,7 @@ from blendrun.tree.prefix_tree import Int32, PrefixTree
 
 
 def detach(tree: PrefixTree, runs: Runs) -> PrefixTree:
-    """The tree in which each run hangs below its goal; nodes that this empties are gone.
-
-    No run may lie below a member of another.
-    """
+    """The tree in which each run hangs below its goal; nodes that this empties are gone."""
     topology, node_of = topology_of(tree)
     root, num_nodes = tree.num_nodes - 1, tree.num_nodes
     # a single member needs no copy: its own edge grows by the prefix
@@ -22,7 +19,7 @@ def detach(tree: PrefixTree, runs: Runs) -> PrefixTree:
     parent = np.concatenate([topology.parent, node_of[runs.goal[copied]]])
     depth = np.concatenate([topology.depth, tree.depth[runs.parent[copied]]])
     parent[node_of[runs.member]] = hangs_from[runs.run]
-    kept = _not_emptied(parent, node_of, tree.num_requests)
+    kept = _not_emptied(parent, root, tree.num_requests)
     # leaves first, the root last
     kept[root] = False
     new_id = np.cumsum(kept, dtype=np.int32) - 1
@@ -34,16 +31,16 @@ def detach(tree: PrefixTree, runs: Runs) -> PrefixTree:
 
 
 @numba.njit(cache=True)
-def _not_emptied(parent: Int32, node_of: Int32, num_requests: int) -> npt.NDArray[np.bool_]:
-    """Nodes that have a request below them; `node_of` lists the old ones, parents first."""
-    root = node_of[0]
+def _not_emptied(parent: Int32, root: int, num_requests: int) -> npt.NDArray[np.bool_]:
+    """Nodes that have a request below them; the first `num_requests` are the requests."""
     num_children = np.zeros(len(parent), np.int64)
     for node in range(len(parent)):
-        if node != root:
-            num_children[parent[node]] += 1
+        num_children[parent[node]] += 1
     kept = np.ones(len(parent), np.bool_)
-    for node in node_of[::-1]:
-        if node >= num_requests and node != root and num_children[node] == 0:
+    for start in range(num_requests, len(parent)):
+        node = start
+        while kept[node] and num_children[node] == 0 and node != root:
             kept[node] = False
-            num_children[parent[node]] -= 1
+            node = parent[node]
+            num_children[node] -= 1
     return kept

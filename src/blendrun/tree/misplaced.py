@@ -80,12 +80,11 @@ def misplaced(tree: PrefixTree, priced: Annotations) -> Runs:
     )
 
 
-def worthwhile(tree: PrefixTree, runs: Runs, allowed_len: int, least_s: float) -> Runs:
+def worthwhile(runs: Runs, allowed_len: int, least_s: float) -> Runs:
     """Runs to move now: most seconds per token first, `allowed_len` repeated tokens in all.
 
     A run is worth it when it moves more seconds than it repeats. Those that move least per token
-    stay while they come to less than `least_s` in all; if the others do, too, all stay. Of two
-    runs of which one lies in the other, the larger goes.
+    stay while they come to less than `least_s` in all; if the others do, too, all stay.
     """
     runs = runs.take((runs.repeated_len <= allowed_len) & (runs.moved_s > runs.repeated_s))
     runs = runs.take(np.argsort(-runs.moved_s / runs.repeated_len, kind="stable"))
@@ -93,10 +92,6 @@ def worthwhile(tree: PrefixTree, runs: Runs, allowed_len: int, least_s: float) -
     runs = runs.take(rest_s >= least_s)
     if runs.moved_s.sum() < least_s:
         return runs.take(np.zeros(0, np.int64))
-    begins = np.bincount(runs.member, minlength=tree.num_nodes + 1)
-    ends = np.bincount(tree.subtree_end[runs.member], minlength=tree.num_nodes + 1)
-    moves = np.cumsum(begins - ends) > 0  # a member or below one
-    runs = runs.take(~moves[runs.parent])
     return runs.take(_affordable(runs.repeated_len, allowed_len))
 
 
