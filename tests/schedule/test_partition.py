@@ -161,3 +161,17 @@ def test_a_deep_trie_is_cut_into_equal_parts():
     prompts = [[1] * i for i in range(1, 800)]
     tree, made = parts_of(prompts, [20] * len(prompts), 4)
     assert_equal_but_for_single_requests(tree, [20] * len(prompts), made)
+
+
+def test_guessed_lengths_divide_every_top_subtree_evenly():
+    """Nobody knows that the second group's outputs are long: no rank may get all of them."""
+    prompts = [[1 + i % 2, i] for i in range(400)]
+    tree = tree_of(prompts)
+    guess = np.full(400, 256, np.int32)
+    parts = partition(tree, tree.leaf_order, guess, cost_model(), 4, np.ones(400, bool))
+    for part in parts:
+        groups = np.bincount(part.requests % 2, minlength=2)
+        assert groups.tolist() == [50, 50]
+    seconds = [part.predicted_s for part in parts]
+    assert max(seconds) <= 1.02 * min(seconds)
+    assert sorted(r for part in parts for r in part.requests.tolist()) == list(range(400))

@@ -175,7 +175,7 @@ def simulate_job(
     )
     machine = Machine.of(cost, options.overlaps)
     prices = StepPrices.of(cost).scaled(options.price_factor)
-    parts = _parts(order, planned, cost, options.dp)
+    parts = _parts(order, planned, learned, cost, options.dp)
     ranks = []
     for part in parts:
         rank_job = batcher_job(order.tree, part, max_output, planned, learned, cost)
@@ -234,9 +234,12 @@ def _planned(
     return np.rint(mean[stratum]).astype(np.int32), nothing
 
 
-def _parts(order: Order, output_len: Int32, cost: CostModel, dp: int) -> list[Int32]:
-    """Requests of each rank; whatever the batcher knows, the job is divided by true lengths."""
+def _parts(
+    order: Order, planned: Int32, learned: npt.NDArray[np.bool_], cost: CostModel, dp: int
+) -> list[Int32]:
+    """Requests of each rank, divided by what is known of lengths before the run."""
     sequence = np.ascontiguousarray(order.sequence)
     if dp == 1:
         return [sequence]
-    return [part.requests for part in partition(order.tree, sequence, output_len, cost, dp)]
+    parts = partition(order.tree, sequence, planned, cost, dp, learned)
+    return [part.requests for part in parts]

@@ -54,7 +54,7 @@ def mix(lean_s: Float64, num_dense: int) -> Int64:
 
 
 @compiled_part
-def norm(one: float, other: float, exponent: float) -> float:
+def _norm(one: float, other: float, exponent: float) -> float:
     longer, shorter = max(one, other), min(one, other)
     if exponent == np.inf or longer <= 0:
         return longer
@@ -63,7 +63,7 @@ def norm(one: float, other: float, exponent: float) -> float:
 
 
 @compiled_part
-def compute_s(row: MixedRow, begin: int, end: int) -> float:
+def _compute_s(row: MixedRow, begin: int, end: int) -> float:
     """Compute of the part [begin, end) of the sequence, each prefix in it once."""
     num_dense = row.dense_before[len(row.repeat_s)]
     dense, dense_end = row.dense_before[begin], row.dense_before[end]
@@ -83,19 +83,19 @@ def compute_s(row: MixedRow, begin: int, end: int) -> float:
 
 
 @compiled_part
-def seconds(row: MixedRow, begin: int, end: int) -> float:
+def _seconds(row: MixedRow, begin: int, end: int) -> float:
     memory_s = row.memory_s[end] - row.memory_s[begin]
-    time_s: float = norm(compute_s(row, begin, end), memory_s, row.exponent)
+    time_s: float = _norm(_compute_s(row, begin, end), memory_s, row.exponent)
     return time_s
 
 
 @compiled_part
-def last_end(row: MixedRow, begin: int, limit_s: float) -> int:
+def _last_end(row: MixedRow, begin: int, limit_s: float) -> int:
     """End of the longest part from `begin` on within `limit_s`."""
     low, high = begin, len(row.repeat_s) + 1
     while high - low > 1:
         middle = (low + high) // 2
-        if seconds(row, begin, middle) <= limit_s:
+        if _seconds(row, begin, middle) <= limit_s:
             low = middle
         else:
             high = middle
@@ -103,12 +103,12 @@ def last_end(row: MixedRow, begin: int, limit_s: float) -> int:
 
 
 @compiled_part
-def first_begin(row: MixedRow, end: int, limit_s: float) -> int:
+def _first_begin(row: MixedRow, end: int, limit_s: float) -> int:
     """Begin of the longest part up to `end` within `limit_s`."""
     low, high = -1, end
     while high - low > 1:
         middle = (low + high) // 2
-        if seconds(row, middle, end) <= limit_s:
+        if _seconds(row, middle, end) <= limit_s:
             high = middle
         else:
             low = middle
@@ -116,15 +116,15 @@ def first_begin(row: MixedRow, end: int, limit_s: float) -> int:
 
 
 @compiled
-def least_limit(row: MixedRow, parts: int) -> float:
+def _least_limit(row: MixedRow, parts: int) -> float:
     """The least time within which `parts` parts can do everything."""
     n = len(row.repeat_s)
-    low, high = 0.0, seconds(row, 0, n)
+    low, high = 0.0, _seconds(row, 0, n)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         end = 0
         for _ in range(parts):
-            end = last_end(row, end, middle)
+            end = _last_end(row, end, middle)
         if end == n:
             high = middle
         else:
@@ -140,10 +140,10 @@ def cut(row: MixedRow, parts: int) -> tuple[Int64, Float64]:
     its leaves allow. Within the slack a cut goes where it repeats least.
     """
     n = len(row.repeat_s)
-    limit_s = least_limit(row, parts) * (1 + 2 * SLACK)
+    limit_s = _least_limit(row, parts) * (1 + 2 * SLACK)
     earliest = np.full(parts + 1, n)  # from which the parts that follow are enough
     for part in range(parts - 1, -1, -1):
-        earliest[part] = first_begin(row, earliest[part + 1], limit_s)
+        earliest[part] = _first_begin(row, earliest[part + 1], limit_s)
     cuts = np.zeros(parts + 1, np.int64)
     cuts[parts] = n
     mean_s = limit_s / (1 + 2 * SLACK)
@@ -151,14 +151,14 @@ def cut(row: MixedRow, parts: int) -> tuple[Int64, Float64]:
         done_s = 0.0
         for part in range(parts - 1):
             low = max(earliest[part + 1], cuts[part])
-            high = max(last_end(row, cuts[part], limit_s), low)
+            high = max(_last_end(row, cuts[part], limit_s), low)
             wanted = mean_s * (part + 1) - done_s
             cuts[part + 1] = _best_end(row, cuts[part], wanted, SLACK * mean_s, low, high)
-            done_s += seconds(row, cuts[part], cuts[part + 1])
-        mean_s = (done_s + seconds(row, cuts[parts - 1], n)) / parts
+            done_s += _seconds(row, cuts[part], cuts[part + 1])
+        mean_s = (done_s + _seconds(row, cuts[parts - 1], n)) / parts
     compute = np.zeros(parts)
     for part in range(parts):
-        compute[part] = compute_s(row, cuts[part], cuts[part + 1])
+        compute[part] = _compute_s(row, cuts[part], cuts[part + 1])
     return cuts, compute
 
 
@@ -167,12 +167,12 @@ def _best_end(
     row: MixedRow, begin: int, wanted_s: float, slack_s: float, low: int, high: int
 ) -> int:
     """End in [low, high] of a part of `wanted_s`; within the slack, where least is repeated."""
-    first = last_end(row, begin, wanted_s - slack_s) + 1
-    last = last_end(row, begin, wanted_s + slack_s)
+    first = _last_end(row, begin, wanted_s - slack_s) + 1
+    last = _last_end(row, begin, wanted_s + slack_s)
     first, last = min(max(first, low), high), min(max(last, low), high)
     if first > last:  # a leaf is longer than the slack
-        nearer = abs(seconds(row, begin, first) - wanted_s) < abs(
-            seconds(row, begin, last) - wanted_s
+        nearer = abs(_seconds(row, begin, first) - wanted_s) < abs(
+            _seconds(row, begin, last) - wanted_s
         )
         return first if nearer else last
     best, least = first, np.inf

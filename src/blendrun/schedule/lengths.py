@@ -30,6 +30,12 @@ class ExpectedLengths:
     low: Int32  # [N] sums over these are the ends of a range that likely holds the truth
     high: Int32  # [N]
 
+    def is_guess(self, requests: pa.Table) -> npt.NDArray[np.bool_]:
+        """Of whose length nothing is known but a limit, [N]."""
+        ignore_eos = np.asarray(requests["ignore_eos"], np.bool_)
+        guess: npt.NDArray[np.bool_] = np.isin(self.origin, (PRIOR, MAX_TOKENS)) & ~ignore_eos
+        return guess
+
 
 def expected_lengths(
     requests: pa.Table, prior_output_len: int, tree: PrefixTree, observed: Observed | None = None

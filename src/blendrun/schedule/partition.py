@@ -8,13 +8,15 @@ runs for each of N ranks, 2 N - 1 cuts in all.
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from blendrun.cost.cost_model import CostModel
 from blendrun.schedule.cuts import cut
 from blendrun.schedule.leaf_row import LeafRow
-from blendrun.tree.annotate import annotate
+from blendrun.tree.annotate import Annotations, Float64, annotate
 from blendrun.tree.density_sides import dense_side_first
 from blendrun.tree.prefix_tree import ROOT, Int32, PrefixTree
+from blendrun.tree.strata import top_subtrees
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,12 @@ class Part:
 
 
 def partition(
-    tree: PrefixTree, sequence: Int32, output_len: Int32, cost: CostModel, parts: int
+    tree: PrefixTree,
+    sequence: Int32,
+    output_len: Int32,
+    cost: CostModel,
+    parts: int,
+    guessed: npt.NDArray[np.bool_] | None = None,
 ) -> list[Part]:
     """`parts` parts of `sequence`, some of them empty where there are too few requests.
 
@@ -42,8 +49,13 @@ def partition(
         tree: of all N requests, as the batcher will share it.
         sequence: int32[N] requests in planned order, which a part keeps.
         output_len: int32[N] expected output tokens.
+        guessed: [N] requests of whose output length nothing is known. Where that is most of them,
+            every top subtree is divided evenly instead, as its prompts alone allow no better: a
+            set of long outputs that nobody expects would all go to one rank.
     """
     priced = annotate(tree, output_len, cost)
+    if guessed is not None and 2 * np.count_nonzero(guessed) > len(sequence):
+        return _evenly(tree, sequence, output_len, cost, priced, parts)
     alone = _of_their_own(tree, output_len, cost, priced.compute_s[ROOT], parts)
     row = LeafRow.of(*dense_side_first(tree, priced)).without(alone)
     mixed = row.mixed(tree.prompt_len, output_len, cost)
@@ -55,6 +67,46 @@ def partition(
     rank_of[alone] = np.arange(len(compute_s), parts)
     alone_s = cost.compute_s(tree.prompt_len, output_len)[alone]
     compute_s = np.concatenate([compute_s, alone_s])
+    return _parts(sequence, rank_of, compute_s, priced, cost)
+
+
+def _evenly(
+    tree: PrefixTree,
+    sequence: Int32,
+    output_len: Int32,
+    cost: CostModel,
+    priced: Annotations,
+    parts: int,
+) -> list[Part]:
+    """Runs of equal expected time of each top subtree, one for each part."""
+    stratum, _ = top_subtrees(tree)
+    seconds = cost.overlapped_s(priced.request_compute_s, priced.request_memory_s)
+    order = tree.leaf_order[np.argsort(stratum[tree.leaf_order], kind="stable")]
+    total = np.bincount(stratum, seconds)
+    before = (np.cumsum(total) - total)[stratum[order]]
+    middle = np.cumsum(seconds[order]) - seconds[order] / 2 - before
+    run = np.clip(middle / total[stratum[order]] * parts, 0, parts - 1).astype(np.int64)
+    rank_of = np.empty(len(sequence), np.int64)
+    rank_of[order] = (run + stratum[order]) % parts  # in turn, for subtrees of few requests
+    row = LeafRow.of(tree, 0)
+    compute_s = np.zeros(parts)
+    for rank in range(parts):
+        mine = row.without(np.flatnonzero(rank_of != rank).astype(np.int32))
+        prompt_len, own_output = tree.prompt_len[mine.requests], output_len[mine.requests]
+        added_s = cost.prefill_s(mine.shared_len, prompt_len) + cost.head_s(1)
+        compute_s[rank] = (added_s + cost.decode_compute_s(prompt_len, own_output)).sum()
+    return _parts(sequence, rank_of, compute_s, priced, cost)
+
+
+def _parts(
+    sequence: Int32,
+    rank_of: npt.NDArray[np.int64],
+    compute_s: Float64,
+    priced: Annotations,
+    cost: CostModel,
+) -> list[Part]:
+    """The parts that belong to `rank_of`, [N]; `compute_s` is of each part."""
+    parts = len(compute_s)
     memory_s = np.bincount(rank_of, priced.request_memory_s, parts)
     seconds = cost.overlapped_s(compute_s, memory_s)
     by_rank = sequence[np.argsort(rank_of[sequence], kind="stable")]

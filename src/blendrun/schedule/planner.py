@@ -177,7 +177,14 @@ class _Planner:
         parts: list[Part] = []
         if settings.dp > 1:
             self.progress("divide among ranks", 0, 1)
-            parts = partition(order.tree, order.sequence, lengths.tokens, self.cost, settings.dp)
+            parts = partition(
+                order.tree,
+                order.sequence,
+                lengths.tokens,
+                self.cost,
+                settings.dp,
+                lengths.is_guess(rows.requests),
+            )
         plan = describe(job, order, self.model, self.settings, parts, window)
         seen = observed.examples(tree, settings.seed)
         _write_sidecars(folder, job, order, plan, parts, seen)
