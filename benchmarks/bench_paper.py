@@ -399,7 +399,8 @@ def ranks(runner: Runner, _folder: Path, n: int) -> str:
             f"## Data parallel, {n:,} requests",
             "Speed of 2, 4 and 8 ranks over one, blend with learned lengths. The paper: 11,080, "
             "8,408, 8,403 and 6,325 tokens/s on one rank, 1.85 … 1.93 on two, 3.78 … 3.88 on "
-            "four. Each rank has a part of the requests, so its longest request weighs more.",
+            "four. Nothing is known of output lengths when the requests are divided, so each rank "
+            "gets an even part of every top subtree; none takes over what another has left.",
             table(["trace", "tokens/s on one", "two", "four", "eight"], rows),
         ]
     )
@@ -467,9 +468,8 @@ EXPLAINED = """## Differences from the paper, explained
 - The two-ended scan gives each side its share of KV memory by the density at its end, averaged
   over one part in 128 of the job, and prefills N p / d tokens of each side per step. Where the
   right side cannot fill its share, because its requests would peak together, the left keeps the
-  proportion.
-  That reproduces the paper's gain over depth-first order; its share of the optimum is lower than
-  the paper's because the paper's practical optimum is a measured one.
+  proportion. That reproduces the paper's gain over depth-first order; its share of the optimum is
+  lower than the paper's because the paper's practical optimum is a measured one.
 - "Learned" is a run that knows nothing of output lengths but `max_tokens` at its start. "1 %
   sample" has means per stratum from a sample that cost nothing here.
 """
