@@ -23,11 +23,10 @@ from peers.cli import ERROR_ROWS, OK, Cli, output_tokens
 from peers.job import TokenJob, demo_model, demo_prompts, pick_rows, read_prompts, write_rows
 from peers.reference import Reference
 
+from blendrun.data.answers import PLAIN_OUTPUT_COLUMNS
 from blendrun.data.model_files import ModelFiles, resolve_model
 
 _POLL_S = 0.02
-_ADDED = ("output_text", "output_token_ids", "finish_reason", "num_prompt_tokens",
-          "num_cached_tokens", "num_output_tokens", "status", "error")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +144,7 @@ def check_outputs(prompts: Path, run_dir: Path, final: dict[str, Part]) -> list[
     """Is every input row there once, in order, with its columns, and is it what a part says?"""
     given, out = pq.read_table(prompts), pq.read_table(run_dir / "outputs.parquet")
     problems = []
-    if out.column_names != [*given.column_names, *_ADDED]:
+    if out.column_names != [*given.column_names, *PLAIN_OUTPUT_COLUMNS]:
         problems.append(f"columns are {out.column_names}")
     elif not out.select(given.column_names).equals(given):
         problems.append("the original columns are not those of the input, row for row")

@@ -342,3 +342,9 @@ def test_more_ranks_than_requests_leave_some_empty(tmp_path: Path):
     alone = plan_job(tmp_path, [{"prompt_token_ids": [1, i]} for i in range(2)], SHAPE)[1]
     assert alone.ranks == ()
     assert plan.times.predicted_s >= alone.times.predicted_s / 2.1
+
+
+@pytest.mark.parametrize("name", ["window", "workers", "dp", "limit"])
+def test_counts_below_one_are_refused(name: str, tmp_path: Path):
+    with pytest.raises(InputError, match=f"{name} must be at least 1"):
+        plan_job(tmp_path, [{"prompt_token_ids": [1]}], SHAPE, **{name: 0})

@@ -66,16 +66,10 @@ class PlanSettings:
     grammar: str | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("tp", 1),
-            ("dp", 1),
-            ("prior_output_len", 1),
-            ("limit", 1),
-            ("workers", 1),
-        ):
+        for name in ("tp", "dp", "prior_output_len", "limit", "window", "workers"):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise InputError(f"{name} must be at least {least}, not {value}")
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1, not {value}")
         if not 0 <= self.keep_sharing <= 1:
             raise InputError(f"keep_sharing must be between 0 and 1, not {self.keep_sharing}")
         self.sampling.validate()
