@@ -16,7 +16,7 @@ from blendrun.data.locations import Location
 from blendrun.errors import InputError
 
 _BATCH_ROWS = 4096
-_BATCH_BYTES = 8 * 2**20
+_BATCH_BYTES = 2**20  # small, so that no worker is left with a large last piece
 _BUFFER_BYTES = 2**20
 _BOM = b"\xef\xbb\xbf"
 _BLANK = b" \t\r\n"

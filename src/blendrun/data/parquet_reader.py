@@ -16,7 +16,7 @@ from blendrun.data.partitions import partitions_of
 from blendrun.errors import InputError
 
 _BATCH_ROWS = 8192
-_BATCH_BYTES = 8 * 2**20
+_BATCH_BYTES = 2**20  # small, so that no worker is left with a large last piece
 _READ_BYTES = 2**20  # a column chunk is read in pieces of this size, not whole
 
 
