@@ -42,11 +42,6 @@ def test_a_killed_worker_is_told_plainly():
     assert "--workers" in (caught.value.hint or "")
 
 
-def test_no_process_is_started_before_there_is_work():
-    with Workers(parse_bytes, 64):
-        pass
-
-
 ROWS = (
     '{"prompt": "a", "note": 1}\n[1]\n{"prompt": ""}\n\n'
     '{"messages": [{"role": "user", "content": "b"}]}\n{"prompt_token_ids": [1, 2, 999]}\n'

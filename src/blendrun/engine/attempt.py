@@ -84,13 +84,13 @@ class RunAttempt:
         self._save()
         for path in window_paths(plan_path, self._plan):
             stored = read_plan(path)
-            requests = self._with_seen(EngineRequests.of(stored, self._settings.ignore_eos))
+            requests = EngineRequests.of(stored, self._settings.ignore_eos)
             pending = _pending(requests, self._finished)
             if self._sample_only:
                 pending = _sample(requests, pending, self._plan.settings["seed"])
             pending = self._answer_empty(requests, pending)
             if len(pending):
-                self._generate(requests, pending)
+                self._generate(self._with_seen(requests), pending)
             rows = range(first, first + stored.plan.counts.rows)
             answers = np.bincount(requests.row - first, minlength=len(rows))
             yield WindowRows(rows, np.maximum(answers, 1), stored.rejected)

@@ -38,8 +38,8 @@ class Observed:
     def joined(cls, parts: Sequence["Observed"]) -> Self:
         """The outputs of several runs; of none, nothing."""
         none = np.zeros(0, np.int32)
-        first = np.cumsum([0, *(len(part.node) for part in parts)])
-        same = [start + part.same_prompt for start, part in zip(first, parts, strict=False)]
+        first = np.cumsum([0, *(len(part.node) for part in parts)])[:-1]
+        same = [start + part.same_prompt for start, part in zip(first, parts, strict=True)]
         return cls(
             np.concatenate([none, *(part.node for part in parts)]),
             np.concatenate([none, *(part.lengths for part in parts)]),
@@ -65,15 +65,16 @@ class Observed:
 
     def examples(self, tree: PrefixTree, seed: int) -> pa.Table:
         """Some outputs of each top subtree, `SEEN_SCHEMA`: each with a request that is like it."""
-        stratum, _ = top_subtrees(tree)
-        alike = {int(number): int(i) for i, number in enumerate(stratum)}
+        if not len(self.node):
+            return SEEN_SCHEMA.empty_table()
+        present, alike = np.unique(top_subtrees(tree)[0], return_index=True)
         mine = self.strata(tree)
         order = np.random.default_rng(seed).permutation(len(mine))
         order = order[np.argsort(mine[order], kind="stable")]
         _, start, count = np.unique(mine[order], return_index=True, return_counts=True)
         turn = np.arange(len(order)) - np.repeat(start, count)
-        chosen = order[(turn < MOST_SEEN) & np.isin(mine[order], stratum)]
-        request = np.array([alike[int(number)] for number in mine[chosen]], np.int32)
+        chosen = order[(turn < MOST_SEEN) & np.isin(mine[order], present)]
+        request = alike[np.searchsorted(present, mine[chosen])].astype(np.int32)
         columns = [pa.array(request), pa.array(self.lengths[chosen])]
         return pa.Table.from_arrays(columns, schema=SEEN_SCHEMA)
 

@@ -25,7 +25,9 @@ class _Reached(NamedTuple):
     best: float
 
 
-# from benchmarks/paper: four traces and, for blend, ten further mixes of 20 K to 400 K requests
+# from benchmarks/paper, four traces; for blend also from other seeds and mixes of 20 K to 400 K
+# requests. The price of recomputed prefixes is taken out of those of random; arrival, which is not
+# in it on overlapping hardware, is taken to be like random.
 _REACHED = {
     "blendserve": _Reached(0.80, 0.84, 0.88),
     "dfs": _Reached(0.66, 0.70, 0.73),

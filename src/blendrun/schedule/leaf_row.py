@@ -6,6 +6,7 @@ import numpy as np
 
 from blendrun.cost.cost_model import CostModel
 from blendrun.schedule.cuts import MixedRow, mix
+from blendrun.tree.annotate import Float64
 from blendrun.tree.prefix_tree import Int32, Int64, PrefixTree
 
 
@@ -34,16 +35,25 @@ class LeafRow:
         shared_len = np.minimum.reduceat(self.shared_len[: kept[-1] + 1], starts)
         return LeafRow(self.requests[kept], shared_len, int((kept < self.num_dense).sum()))
 
+    def added_s(self, prompt_len: Int32, output_len: Int32, cost: CostModel) -> Float64:
+        """Compute seconds that each leaf adds to the one before it, [n].
+
+        Args:
+            prompt_len, output_len: [N] by request number.
+        """
+        prompt_len, output_len = prompt_len[self.requests], output_len[self.requests]
+        prefill_s = cost.prefill_s(self.shared_len, prompt_len) + cost.head_s(1)
+        added_s: Float64 = prefill_s + cost.decode_compute_s(prompt_len, output_len)
+        return added_s
+
     def mixed(self, prompt_len: Int32, output_len: Int32, cost: CostModel) -> MixedRow:
         """The row with its prices, and the sequence in which both sides alternate.
 
         Args:
             prompt_len, output_len: [N] by request number.
         """
-        prompt_len, output_len = prompt_len[self.requests], output_len[self.requests]
-        added_s = cost.prefill_s(self.shared_len, prompt_len) + cost.head_s(1)
-        added_s = added_s + cost.decode_compute_s(prompt_len, output_len)
-        memory_s = cost.memory_s(prompt_len, output_len)
+        added_s = self.added_s(prompt_len, output_len, cost)
+        memory_s = cost.memory_s(prompt_len[self.requests], output_len[self.requests])
         ratio = added_s.sum() / memory_s.sum() if memory_s.any() else 0.0
         dense_before = mix(added_s - ratio * memory_s, self.num_dense)
         repeat_s = cost.prefill_s(0, self.shared_len)

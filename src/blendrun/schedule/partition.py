@@ -92,9 +92,7 @@ def _evenly(
     compute_s = np.zeros(parts)
     for rank in range(parts):
         mine = row.without(np.flatnonzero(rank_of != rank).astype(np.int32))
-        prompt_len, own_output = tree.prompt_len[mine.requests], output_len[mine.requests]
-        added_s = cost.prefill_s(mine.shared_len, prompt_len) + cost.head_s(1)
-        compute_s[rank] = (added_s + cost.decode_compute_s(prompt_len, own_output)).sum()
+        compute_s[rank] = mine.added_s(tree.prompt_len, output_len, cost).sum()
     return _parts(sequence, rank_of, compute_s, priced, cost)
 
 

@@ -192,7 +192,7 @@ class _Planner:
 
     def _observed(self, tree: PrefixTree, rows: Ingested) -> Observed:
         """What earlier runs tell of the output lengths."""
-        runs = self.settings.value.lengths_from
+        runs = self.settings.value.lengths_from if tree.num_requests else ()
         if runs:
             self.progress("lengths of earlier runs", 0, 1)
         return Observed.joined([observe(Path(run), tree, rows.store) for run in runs])

@@ -1,6 +1,7 @@
 """Where prompts of another job belong in a prefix tree. Knows tokens, not what they are for."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -29,10 +30,8 @@ def match_prompts(
     children = np.argsort(tree.parent[1:], kind="stable").astype(np.int32) + np.int32(1)
     start = np.searchsorted(tree.parent[children], np.arange(tree.num_nodes + 1))
     example = tree.leaf_order[np.minimum(tree.first_leaf, max(tree.num_requests - 1, 0))]
-    node, is_whole = _walk(
-        tree.depth, children, start, example, tokens, offsets, other_tokens, other_offsets
-    )
-    return Matches(node, is_whole)
+    trie = _Trie(tree.depth, children, start, offsets[example], tokens)
+    return Matches(*_walk(trie, other_tokens, other_offsets))
 
 
 def content_node(tree: PrefixTree) -> Int32:
@@ -42,39 +41,37 @@ def content_node(tree: PrefixTree) -> Int32:
     return np.where(ends_above, tree.parent[leaf], leaf).astype(np.int32)
 
 
+class _Trie(NamedTuple):
+    """A tree as the walk reads it."""
+
+    depth: Int32  # [K]
+    children: Int32  # [K - 1] of all nodes, by parent, in token order
+    start: Int64  # [K + 1] where each node's children begin
+    text: Int64  # [K] where in `tokens` a prompt begins that has the node's path
+    tokens: Int32
+
+
 @numba.njit(cache=True)
-def _walk(
-    depth: Int32,
-    children: Int32,
-    start: Int64,
-    example: Int32,
-    tokens: Int32,
-    offsets: Int64,
-    other_tokens: Int32,
-    other_offsets: Int64,
-) -> tuple[Int32, npt.NDArray[np.bool_]]:
-    num_prompts = len(other_offsets) - 1
+def _walk(trie: _Trie, tokens: Int32, offsets: Int64) -> tuple[Int32, npt.NDArray[np.bool_]]:
+    num_prompts = len(offsets) - 1
     node, is_whole = np.zeros(num_prompts, np.int32), np.zeros(num_prompts, np.bool_)
     for i in range(num_prompts):
-        at, end = other_offsets[i], other_offsets[i + 1]
+        at, end = offsets[i], offsets[i + 1]
         here = 0
         while True:
-            position = at + depth[here]
-            # a first child without tokens of its own, or no child at all: a prompt ends here
-            first = start[here]
-            leaf = start[here + 1] == first
-            ends = leaf or depth[children[first]] == depth[here]
+            position = at + trie.depth[here]
             if position == end:
-                is_whole[i] = ends
+                # a first child without tokens of its own, or no child: a prompt ends here
+                first = trie.start[here]
+                is_leaf = trie.start[here + 1] == first
+                is_whole[i] = is_leaf or trie.depth[trie.children[first]] == trie.depth[here]
                 break
-            child = _child(
-                depth, children, start, example, tokens, offsets, here, other_tokens[position]
-            )
+            child = _child(trie, here, tokens[position])
             if child < 0:
                 break
-            mine = offsets[example[child]] + depth[here]
-            stop = offsets[example[child]] + depth[child]
-            while mine < stop and position < end and tokens[mine] == other_tokens[position]:
+            mine = trie.text[child] + trie.depth[here]
+            stop = trie.text[child] + trie.depth[child]
+            while mine < stop and position < end and trie.tokens[mine] == tokens[position]:
                 mine += 1
                 position += 1
             if mine < stop:
@@ -85,30 +82,22 @@ def _walk(
 
 
 @numba.njit(cache=True)
-def _child(
-    depth: Int32,
-    children: Int32,
-    start: Int64,
-    example: Int32,
-    tokens: Int32,
-    offsets: Int64,
-    node: int,
-    token: int,
-) -> int:
+def _child(trie: _Trie, node: int, token: int) -> int:
     """The child of `node` whose edge begins with `token`, or -1."""
-    low, high, at = start[node], start[node + 1], depth[node]
+    low, high = trie.start[node], trie.start[node + 1]
     while low < high:
         middle = (low + high) // 2
-        child = children[middle]
-        # an edge without tokens sorts before all others
-        first = tokens[offsets[example[child]] + at] if depth[child] > at else -1
-        if first < token:
+        if _first_token(trie, node, trie.children[middle]) < token:
             low = middle + 1
         else:
             high = middle
-    if low == start[node + 1]:
+    if low == trie.start[node + 1] or _first_token(trie, node, trie.children[low]) != token:
         return -1
-    child = children[low]
-    if depth[child] > at and tokens[offsets[example[child]] + at] == token:
-        return int(child)
-    return -1
+    return int(trie.children[low])
+
+
+@numba.njit(cache=True)
+def _first_token(trie: _Trie, node: int, child: int) -> int:
+    """First token of a child's edge; -1 where it has none, which sorts before all others."""
+    at = trie.depth[node]
+    return int(trie.tokens[trie.text[child] + at]) if trie.depth[child] > at else -1
