@@ -30,8 +30,8 @@ from blendrun.data.worked_rows import REJECTED_SCHEMA, WorkedRows
 from blendrun.data.workers import MAX_WORKERS, Workers, num_cpus
 from blendrun.errors import InputError
 
-# below this, starting processes costs more than they save
-_PARALLEL_BYTES = 16 * 2**20
+# below this, the tokenizer's own threads beside one process of Python are as fast
+_PARALLEL_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
