@@ -18,3 +18,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tiny_models import make_checkpoint
 
     return make_checkpoint(tmp_path_factory.mktemp("tiny-llama"))
+
+
+@pytest.fixture(autouse=True)
+def own_config(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees what `calibrate` has measured here."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "config"))

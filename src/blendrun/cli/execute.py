@@ -82,13 +82,8 @@ def run_plan(plan: Path, run_dir: Path, given: dict[str, Any], begin_s: float) -
         raise typer.Exit(FINISHED_WITH_ERROR_ROWS)
 
 
-@contextmanager
-def engine_run(run_dir: Path, settings: ExecuteSettings) -> Iterator["RunEvents"]:
-    """Progress of a run, and a clean end of an interrupted one. torch is loaded inside.
-
-    Raises:
-        InputError: torch is not installed.
-    """
+def load_engine() -> None:
+    """Import what computes. Raises InputError where torch is not installed."""
     # Threads that spin for long while they wait (the default) make a machine with other work on it
     # many times slower; this is about 20 µs. OpenMP reads it when torch loads.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -100,6 +95,16 @@ def engine_run(run_dir: Path, settings: ExecuteSettings) -> Iterator["RunEvents"
         raise InputError(
             "executing needs torch, which is not installed", "pip install 'blendrun[cpu]'"
         ) from error
+
+
+@contextmanager
+def engine_run(run_dir: Path, settings: ExecuteSettings) -> Iterator["RunEvents"]:
+    """Progress of a run, and a clean end of an interrupted one. torch is loaded inside.
+
+    Raises:
+        InputError: torch is not installed.
+    """
+    load_engine()
     logging.captureWarnings(True)
     # a batch system's SIGTERM ends a run as Ctrl-C does: with what is finished saved
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)

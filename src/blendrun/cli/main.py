@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from blendrun import __version__
+from blendrun.cli.calibrate import calibrate
 from blendrun.cli.execute import execute
 from blendrun.cli.inspect import inspect
 from blendrun.cli.plan import plan
@@ -33,6 +34,7 @@ app.command()(execute)
 app.command()(simulate)
 app.command()(report)
 app.command()(status)
+app.command()(calibrate)
 app.command()(run)
 app.command()(synth)
 

@@ -92,7 +92,7 @@ def run(
     refuse_parallelism(tp, dp)
     execute_flags = {name: given.pop(name) for name in _EXECUTE}
     plan_flags = {k: v for k, v in given.items() if k not in ("prompts", "output", "config")}
-    settings = flags.plan_settings(config, plan_flags | {"hardware": hardware or "cpu"})
+    settings = flags.plan_settings(config, plan_flags | {"hardware": hardware or "this-cpu"})
     plan_path = output / "plan.json"
     flags.execute_settings(execute_flags)  # refuse unusable ones before planning
     manifest = read_manifest(output)

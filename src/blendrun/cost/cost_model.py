@@ -52,10 +52,11 @@ class CostModel:
         if self.flavour == "paper":
             flops = 2 * self.shape.total_params * (end - start)
             flops = flops + 4 * self.shape.hidden_size * self.shape.num_layers * pairs
-        else:
-            flops = 2 * self.shape.body_params * (end - start)
-            flops = flops + 2 * self.shape.query_width * self.shape.num_layers * pairs
-        return flops / self._flops_per_s
+            return flops / self._flops_per_s
+        products = 2 * self.shape.body_params * (end - start)
+        attention = 2 * self.shape.query_width * self.shape.num_layers * pairs
+        attention_flops = self.hardware.attention_flops or self.hardware.effective_flops
+        return products / self._flops_per_s + attention / (attention_flops * self.tp)
 
     def head_s(self, num_tokens: Numbers) -> Floats:
         """Compute of the output head for `num_tokens` tokens; 0 in `paper`, which has no head."""
@@ -91,6 +92,25 @@ class CostModel:
         np.divide(compute, memory, out=density, where=memory > 0)
         return density
 
+    def step_products_s(self, num_tokens: Numbers) -> Floats:
+        """Products of the layers in one step over `num_tokens` tokens, at its measured rate.
+
+        Where the profile has no measured rates, at its only one, rounded up to its tile; then
+        reading the weights is not in it.
+        """
+        tokens = as_floats(num_tokens)
+        if self._is_measured:
+            return self._measured_s(self.shape.body_params, tokens)
+        tile = self.hardware.gemm_tile
+        params = self.shape.total_params if self.flavour == "paper" else self.shape.body_params
+        return 2 * params * np.ceil(tokens / tile) * tile / self._flops_per_s
+
+    def step_heads_s(self, num_tokens: Numbers) -> Floats:
+        """The output head for `num_tokens` tokens of one step; see `step_products_s`."""
+        if self._is_measured:
+            return self._measured_s(self.shape.head_params, as_floats(num_tokens))
+        return self.head_s(num_tokens)
+
     def overlapped_s(self, compute_s: Numbers, memory_s: Numbers) -> Floats:
         """Time for both kinds of work run together: their norm with the profile's exponent.
 
@@ -124,6 +144,11 @@ class CostModel:
         )  # fmt: skip
         each = sent / self.hardware.interconnect_bandwidth + self.hardware.collective_latency_s
         return np.where(tokens > 0, 2 * self.shape.num_layers * each, 0.0)
+
+    def step_floor_s(self, num_tokens: Numbers) -> Floats:
+        """Time to read the weights where `step_products_s` leaves it out, else 0."""
+        read_s = self.step_weight_read_s(num_tokens)
+        return np.zeros_like(read_s) if self._is_measured else read_s
 
     def step_weight_read_s(self, num_tokens: Numbers) -> Floats:
         """Time to read the weights that a step over `num_tokens` tokens touches."""
@@ -159,6 +184,21 @@ class CostModel:
     @property
     def _flops_per_s(self) -> float:
         return self.hardware.effective_flops * self.tp
+
+    @property
+    def _is_measured(self) -> bool:
+        return bool(self.hardware.gemm_tokens) and self.flavour == "product"
+
+    def _measured_s(self, params: int, tokens: Floats) -> Floats:
+        """2 * params * tokens FLOP at measured rates; seconds between step sizes on a line."""
+        sizes = np.array([0, *self.hardware.gemm_tokens], np.float64)
+        seconds = np.zeros(len(sizes))
+        rates = np.array(self.hardware.gemm_flops) * self.tp
+        seconds[1:] = 2 * params * sizes[1:] / rates
+        seconds[0] = seconds[1]  # the smallest steps read the weights and little else
+        within = np.interp(tokens, sizes, seconds)
+        beyond = seconds[-1] * tokens / sizes[-1]
+        return np.where(tokens > 0, np.where(tokens > sizes[-1], beyond, within), 0.0)
 
     def _num_decodes(self, output_len: Numbers) -> Floats:
         output = as_floats(output_len)

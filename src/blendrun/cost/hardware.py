@@ -6,6 +6,9 @@ estimate of what an engine reaches until someone measures the machine. Knows no 
 
 import dataclasses
 import math
+import os
+import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -43,6 +46,15 @@ class HardwareProfile:
     gemm_tile: int = 1  # tokens; a GEMM costs as much as one rounded up to this
     chunk_limit: int = 2048  # prompt tokens that one step prefills at most
     calibrated: bool = False  # False: an estimate from data sheets
+    # the next eight only where a machine was measured, with products of one model's shapes
+    model: str = ""
+    processor: str = ""
+    cores: int | None = None
+    gemm_tokens: tuple[int, ...] = ()  # step sizes, ascending, and …
+    gemm_flops: tuple[float, ...] = ()  # … FLOP/s of a step's products there, weight reads included
+    attention_flops: float | None = None  # of causal prefill attention; None: as in products
+    token_overhead_s: float = 0.0  # of a step's token, beside products and attention, …
+    output_overhead_s: float = 0.0  # … and of an output token, beside its head
     device_names: tuple[str, ...] = ()  # as the driver lists them, for `auto`
     sources: dict[str, str] = dataclasses.field(default_factory=dict)  # of each figure
     reason: str = ""  # why this profile was taken
@@ -63,31 +75,50 @@ class HardwareProfile:
         for key in ("overlap_exponent", "weight_floor_exponent"):
             if not getattr(self, key) >= 1:  # nan is not, either
                 raise InputError(f"hardware profile {self.name}: {key} must be 1 or more")
-        for key in ("step_overhead_s", "collective_latency_s"):
+        for key in (
+            "step_overhead_s",
+            "token_overhead_s",
+            "output_overhead_s",
+            "collective_latency_s",
+        ):
             if not 0 <= getattr(self, key) < math.inf:
                 raise InputError(f"hardware profile {self.name}: {key} must be 0 or more")
         if not self.interconnect_bandwidth > 0:
             raise InputError(
                 f"hardware profile {self.name}: interconnect_bandwidth must be above 0"
             )
+        if self.attention_flops is not None and not 0 < self.attention_flops < math.inf:
+            raise InputError(f"hardware profile {self.name}: attention_flops must be above 0")
+        rising = all(a < b for a, b in pairwise((0, *self.gemm_tokens)))
+        usable = all(0 < rate < math.inf for rate in self.gemm_flops)
+        if not rising or not usable or len(self.gemm_tokens) != len(self.gemm_flops):
+            raise InputError(
+                f"hardware profile {self.name}: gemm_tokens must rise, with a rate in gemm_flops "
+                "for each"
+            )
         if self.kv_memory_bytes is not None and not 0 < self.kv_memory_bytes < math.inf:
             raise InputError(f"hardware profile {self.name}: kv_memory_bytes must be above 0")
 
     @classmethod
     def load(cls, spec: str) -> Self:
-        """Profile by path of a TOML file, by shipped name, or `auto` for this machine.
+        """Profile by path of a TOML file, by shipped name, or for this machine.
+
+        `auto` takes the first GPU, else the CPU; `this-cpu` the CPU: as it was measured, or the
+        shipped estimate.
 
         Raises:
             InputError: no such profile, or a file with unknown, missing or unusable entries.
         """
         if spec == "auto":
             return cls._of_this_machine()
+        if spec == "this-cpu":
+            return cls._of_this_cpu("asked for by name: this-cpu")
         path = Path(spec)
         if path.is_file():
             return cls._from_file(path, f"read from {spec}")
         shipped = shipped_config("hardware", path.name.removesuffix(".toml"))
         if shipped is None or path.parent.as_posix() not in (".", "configs/hardware"):
-            names = ", ".join(["auto", *shipped_names("hardware")])
+            names = ", ".join(["auto", "this-cpu", *shipped_names("hardware")])
             raise InputError(f"no hardware profile {spec!r}", f"shipped: {names}")
         return cls._from_file(shipped, f"asked for by name: {spec}")
 
@@ -117,11 +148,19 @@ class HardwareProfile:
             path = shipped_config("hardware", name)
             if gpus and path and gpus[0] in read_toml(path).get("device_names", ()):
                 return cls._from_file(path, f"auto: the first GPU here is {gpus[0]}")
+        found = f"no profile for {gpus[0]}" if gpus else "no NVIDIA GPU found"
+        return cls._of_this_cpu(f"auto: {found}, {machine.usable_cores()} usable CPU cores")
+
+    @classmethod
+    def _of_this_cpu(cls, reason: str) -> Self:
+        measured = measured_profile_path()
+        if measured.is_file():
+            profile = cls._from_file(measured, "")
+            return dataclasses.replace(profile, reason=f"{reason}, measured with {profile.model}")
         path = shipped_config("hardware", "cpu")
         if path is None:
             raise InputError("this installation has no hardware profiles")
-        found = f"no profile for {gpus[0]}" if gpus else "no NVIDIA GPU found"
-        return cls._from_file(path, f"auto: {found}, {machine.usable_cores()} usable CPU cores")
+        return cls._from_file(path, reason)
 
     @classmethod
     def _from_file(cls, path: Path, reason: str) -> Self:
@@ -131,5 +170,13 @@ class HardwareProfile:
             cores = machine.usable_cores()
             table["compute_flops"] = per_core.compute_flops * cores
             table["memory_bandwidth"] = per_core.memory_bandwidth * cores
+        if table.get("kind") == "cpu":
             table.setdefault("memory_bytes", machine.available_memory_bytes())
         return from_table(cls, {**table, "reason": reason}, str(path))
+
+
+def measured_profile_path() -> Path:
+    """Where the measured profile of this CPU, with as many cores, is kept."""
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    name = re.sub(r"[^a-z0-9]+", "-", machine.processor_name().lower()).strip("-")
+    return home / "blendrun" / "hardware" / f"{name}-{machine.usable_cores()}-cores.toml"

@@ -1,13 +1,14 @@
 """What this machine offers: cores, memory, NVIDIA GPUs. Asks the system, decides nothing."""
 
 import os
+import platform
 import shutil
 import subprocess
 from pathlib import Path
 
 from blendrun.units import KIB
 
-_MEMINFO = Path("/proc/meminfo")
+_CPUINFO, _MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 _CGROUP_FILES = (  # limit, use; version 2, then version 1
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (
@@ -23,6 +24,16 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def processor_name() -> str:
+    """The CPU's name as the kernel tells it, else its architecture."""
+    if _CPUINFO.is_file():
+        for line in _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.machine()
 
 
 def available_memory_bytes() -> int:

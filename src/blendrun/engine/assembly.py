@@ -115,7 +115,7 @@ def assemble(
     pages = kv_memory.num_pages(
         requests, pending, settings.page_size, page_bytes, settings.kv_memory
     )
-    hardware = HardwareProfile.load("cpu")
+    hardware = HardwareProfile.load("this-cpu")
     shape = ModelShape.from_hf_config(files.config, plan.model.name)
     cost = CostModel(shape, hardware)
     generated = np.zeros(len(requests), np.int32)

@@ -20,7 +20,7 @@ from blendrun.tree.annotate import Float64
 from blendrun.tree.prefix_tree import Int32, Int64
 
 _LOG_STEPS, _LOG_CHUNKS = 1 << 16, 1 << 18
-_MOST_TOKENS = 8192  # beyond, a step touches all weights
+_MOST_TOKENS = 8192  # beyond, a step touches all weights and costs as much per token
 _PAUSE = -1  # the loop wants new log space or a refresh
 
 # columns of the step log
@@ -32,15 +32,16 @@ NUM_COLUMNS = 14
 class Machine(NamedTuple):
     """Figures that price a step, as plain numbers for compiled code; seconds. See `StepPrices`."""
 
-    token_s: float
     pair_s: float
-    head_s: float
     context_s: float
-    weight_s: Float64  # [T] reading the weights that a step over so many tokens touches
+    products_s: Float64  # [T] of the layers, in a step over so many tokens, …
+    heads_s: Float64  # [T] … and of the output head
+    weight_s: Float64  # [T] reading the weights that such a step touches
     floor_exponent: float  # how weight reading combines with compute; inf: the larger counts
     overlap_exponent: float  # 1: compute and memory time add up
-    overhead_s: float
-    tile: int
+    overhead_s: float  # of a step, …
+    token_overhead_s: float  # … each of its tokens, …
+    output_overhead_s: float  # … and each that it makes
     collective_s: float  # per token of the step, …
     latency_s: float  # … and once
 
@@ -48,17 +49,19 @@ class Machine(NamedTuple):
     def of(cls, cost: CostModel, overlaps: bool = True) -> "Machine":
         """`overlaps=False`: an engine that runs its operators one after the other."""
         prices, hardware = StepPrices.of(cost), cost.hardware
+        tokens = np.arange(_MOST_TOKENS)
         one, two = float(cost.collective_s(1)), float(cost.collective_s(2))
         return cls(
-            token_s=prices.token_s,
             pair_s=prices.pair_s,
-            head_s=prices.head_s,
             context_s=prices.context_s,
-            weight_s=np.array(cost.step_weight_read_s(np.arange(_MOST_TOKENS))),
+            products_s=cost.step_products_s(tokens),
+            heads_s=cost.step_heads_s(tokens),
+            weight_s=cost.step_floor_s(tokens),
             floor_exponent=hardware.weight_floor_exponent,
             overlap_exponent=hardware.overlap_exponent if overlaps else 1.0,
             overhead_s=hardware.step_overhead_s,
-            tile=hardware.gemm_tile,
+            token_overhead_s=hardware.token_overhead_s,
+            output_overhead_s=hardware.output_overhead_s,
             collective_s=two - one,
             latency_s=max(2 * one - two, 0.0),
         )
@@ -123,6 +126,12 @@ def _norm(a: float, b: float, exponent: float) -> float:
     return longer * (1 + (shorter / longer) ** exponent) ** (1 / exponent)
 
 
+@compiled_part
+def _at(seconds: Float64, count: int) -> float:
+    last = len(seconds) - 1
+    return seconds[count] if count <= last else seconds[last] * (count / last)
+
+
 @compiled
 def _run(
     state: State, num_outputs: Int32, machine: Machine, log: Log, clock: Float64
@@ -162,12 +171,12 @@ def _run(
                 finished[i] = made >= num_outputs[request]
                 ended += finished[i]
         tokens = counts.batch_tokens
-        paid = (tokens + machine.tile - 1) // machine.tile * machine.tile
-        compute_s += machine.token_s * paid + machine.head_s * heads
+        compute_s += _at(machine.products_s, tokens) + _at(machine.heads_s, heads)
         read_s = machine.context_s * (counts.context + counts.num_decodes)
         weight_s = machine.weight_s[min(tokens, len(machine.weight_s) - 1)]
         busy_s = _norm(compute_s, weight_s, machine.floor_exponent)
         step_s = _norm(busy_s, read_s, machine.overlap_exponent) + machine.overhead_s
+        step_s += machine.token_overhead_s * tokens + machine.output_overhead_s * heads
         step_s += machine.latency_s + machine.collective_s * tokens
         row = log.steps[n]
         row[START], row[SECONDS], row[COMPUTE], row[MEMORY] = clock[0], step_s, busy_s, read_s

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from blendrun.cost.optimum import Optimum
 from blendrun.schedule.lengths import KNOWN
 from blendrun.schedule.partition import Part
@@ -92,5 +94,8 @@ def _busy_s(job: PricedJob, best: Optimum, lost_tokens: int) -> float:
     saved = max(job.tree.num_prompt_tokens - job.tree.num_unique_tokens, 1)
     busy_s = best.shared_compute_s + lost_tokens / saved * (best.compute_s - best.shared_compute_s)
     busy_s = max(busy_s, best.min_steps * job.cost.weight_read_s)
-    overhead_s = best.min_steps * job.cost.hardware.step_overhead_s
+    hardware, outputs = job.cost.hardware, int(job.output_len.sum(dtype=np.int64))
+    overhead_s = best.min_steps * hardware.step_overhead_s
+    tokens = job.tree.num_unique_tokens + lost_tokens + outputs
+    overhead_s += tokens * hardware.token_overhead_s + outputs * hardware.output_overhead_s
     return float(job.cost.overlapped_s(busy_s, best.memory_s)) + overhead_s
