@@ -219,3 +219,24 @@ def test_a_folder_of_runs_names_them(plan: Path, tmp_path: Path, blendrun: Blend
     said = blendrun("report", tmp_path / "plan.sim")
     assert said.code == 2
     assert "plan.sim/dfs" in said.err
+
+
+def test_less_kv_memory_holds_fewer_requests(plan: Path, tmp_path: Path, blendrun: Blendrun):
+    running = []
+    for memory in ("60GB", "100MB"):
+        said = blendrun("simulate", plan, "--kv-memory", memory, "--run-dir", f"{memory}.sim")
+        assert said.code == 0, said.err
+        steps = columns(next((tmp_path / f"{memory}.sim").glob("steps/*.parquet")))
+        running.append(steps["running"].max())
+        capacity = steps["num_pages"][0] * 131072  # bytes of a token, pages of one token
+        assert capacity <= 1.001 * float(memory.strip("GMB")) * (1e9 if "G" in memory else 1e6)
+    assert running[1] < running[0]
+
+
+def test_a_simulated_cpu_takes_as_many_requests_as_execute(
+    plan: Path, tmp_path: Path, blendrun: Blendrun
+):
+    said = blendrun("simulate", plan, "--hardware", "cpu", "--kv-memory", "8GB")
+    assert said.code == 0, said.err
+    manifest = json.loads((tmp_path / "plan.sim" / "manifest.json").read_text())
+    assert manifest["environment"]["max_seqs"] == 512

@@ -13,6 +13,7 @@ from blendrun.compiled import is_first_use
 from blendrun.config import resolve
 from blendrun.engine.simulated_job import SimulateOptions
 from blendrun.report.simulate import Simulation, simulate_policies, simulate_what_if
+from blendrun.units import parse_bytes
 
 
 def simulate(
@@ -65,7 +66,11 @@ def simulate(
         typer.Option(help="Prefill tokens of a step at most (default: the hardware profile's)."),
     ] = None,
     max_seqs: Annotated[
-        int | None, typer.Option(help="Requests running at once at most (default: 4096).")
+        int | None,
+        typer.Option(help="Requests running at once at most (default: 4096, CPU: 512)."),
+    ] = None,
+    kv_memory: Annotated[
+        str | None, typer.Option(help="KV memory of a rank, such as 4GiB (default: the profile's).")
     ] = None,
     page_size: Annotated[
         int | None,
@@ -83,6 +88,7 @@ def simulate(
         "page_size": page_size,
         "chunk_size": chunk_size,
         "max_seqs": max_seqs,
+        "kv_memory": parse_bytes(kv_memory) if kv_memory else None,
     }
     options = resolve(SimulateOptions, given, {}, "flags").value
     wanted = Simulation.open(plan, options, hardware, tp, dp, price_per_gpu_hour or [])

@@ -4,15 +4,17 @@ The batcher is the engine's. What it knows of output lengths is a choice: the tr
 sample, or nothing but what it learns while it runs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from blendrun.cost.cost_model import CostModel
+from blendrun.cost.hardware import HardwareProfile
 from blendrun.cost.optimum import Optimum
 from blendrun.cost.step_prices import StepPrices
+from blendrun.engine.settings import ExecuteSettings
 from blendrun.engine.simulation import (
     PAGES,
     PREFILL,
@@ -33,6 +35,7 @@ from blendrun.tree.bound import job_optimum
 from blendrun.tree.prefix_tree import Int32, PrefixTree
 from blendrun.tree.strata import top_subtrees
 
+_MAX_SEQS = 4096
 Lengths = Literal["auto", "exact", "static", "survival"]
 
 
@@ -59,13 +62,14 @@ class SimulateOptions:
     seed: int = 0
     page_size: int | None = None  # tokens; None: 16, and 1 for the paper's cost model
     chunk_size: int | None = None  # None: the hardware profile's limit
-    max_seqs: int = 4096
+    max_seqs: int | None = None  # None: what `execute` takes on a CPU, 4096 elsewhere
+    kv_memory: int | None = None  # bytes of one rank; None: the hardware profile's
     keep_sharing: float = 0.99
     length_factor: float = 1.0  # what the batcher believes, over the truth, with exact lengths
     price_factor: float = 1.0  # of compute seconds, likewise
 
     def __post_init__(self) -> None:
-        for name in ("dp", "page_size", "chunk_size", "max_seqs"):
+        for name in ("dp", "page_size", "chunk_size", "max_seqs", "kv_memory"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, not {value}")
@@ -149,6 +153,9 @@ def simulate_job(
         CapacityError: a request does not fit into KV memory alone.
         InputError: a setting is not usable.
     """
+    if options.kv_memory is not None:
+        hardware = replace(cost.hardware, kv_memory_bytes=float(options.kv_memory))
+        cost = replace(cost, hardware=hardware)
     check_fits(job, cost)
     output_len, max_output = _convention(job, cost)
     planned, learned = _planned(job, options, output_len)
@@ -169,7 +176,7 @@ def simulate_job(
         pages,
         page_size,
         options.chunk_size or hardware.chunk_limit,
-        options.max_seqs,
+        options.max_seqs or _most_seqs(hardware),
         hardware.gemm_tile,
         first_in_prefill=not paper,
     )
@@ -193,6 +200,10 @@ def simulate_job(
         int(job.output_len.sum(dtype=np.int64)),
         job.tree.num_unique_tokens,
     )
+
+
+def _most_seqs(hardware: HardwareProfile) -> int:
+    return ExecuteSettings().max_seqs if hardware.kind == "cpu" else _MAX_SEQS
 
 
 def check_fits(job: SimulatedJob, cost: CostModel) -> None:
