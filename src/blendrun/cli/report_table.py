@@ -69,15 +69,19 @@ def _sharing(report: Report) -> list[tuple[str, str]]:
 def _optimum(report: Report) -> list[tuple[str, str]]:
     best = report.optimum
     predicted = ("predicted", f"{format_seconds(report.plan.times.predicted_s)}  by the plan")
-    if best is None or report.ideal_frac is None or report.practical_frac is None:
+    fracs = (report.ideal_frac, report.practical_frac, report.once_practical_frac)
+    if best is None or None in fracs:
         return [predicted]
+    ideal, practical, once = (f"{frac:.0%}" for frac in fracs)
     shared_s, memory_s = format_seconds(best.shared_compute_s), format_seconds(best.memory_s)
+    once_s, once_practical_s = map(format_seconds, (best.once_memory_s, best.once_practical_s))
     ideal_s, practical_s = format_seconds(best.ideal_s), format_seconds(best.practical_s)
     return [
         ("compute", f"{shared_s}  by the cost model, prefixes once"),
-        ("memory", f"{memory_s}  KV reads by the cost model"),
-        ("of ideal optimum", f"{report.ideal_frac:.0%}  {ideal_s}"),
-        ("of practical optimum", f"{report.practical_frac:.0%}  {practical_s}"),
+        ("memory", f"{memory_s}  KV reads; shared prefixes once a step: at least {once_s}"),
+        ("of ideal optimum", f"{ideal}  {ideal_s}"),
+        ("of practical optimum", f"{practical}  {practical_s}"),
+        ("  prefixes read once a step", f"{once}  {once_practical_s}"),
         predicted,
     ]
 

@@ -68,14 +68,14 @@ class CostModel:
 
         `product` makes the first output token in the last prefill step: output_len − 1 decodes.
         """
-        steps = self._num_decodes(output_len) + 0 * as_floats(prompt_len)
+        steps = self.num_decodes(output_len) + 0 * as_floats(prompt_len)
         if self.flavour == "paper":
             return 2 * self.shape.total_params * steps / self._flops_per_s
         return 2 * self.shape.body_params * steps / self._flops_per_s + self.head_s(steps)
 
     def memory_s(self, prompt_len: Numbers, output_len: Numbers) -> Floats:
         """Time to read K and V in all decode steps of a request; each reads its whole context."""
-        prompt, steps = as_floats(prompt_len), self._num_decodes(output_len)
+        prompt, steps = as_floats(prompt_len), self.num_decodes(output_len)
         last = 0 if self.flavour == "paper" else steps  # the paper takes d² for d·(d+1)
         contexts = prompt * steps + (steps**2 + last) / 2
         return contexts * self.kv_bytes_per_token / self.hardware.effective_bandwidth
@@ -200,7 +200,8 @@ class CostModel:
         beyond = seconds[-1] * tokens / sizes[-1]
         return np.where(tokens > 0, np.where(tokens > sizes[-1], beyond, within), 0.0)
 
-    def _num_decodes(self, output_len: Numbers) -> Floats:
+    def num_decodes(self, output_len: Numbers) -> Floats:
+        """Decode steps of a request."""
         output = as_floats(output_len)
         return output if self.flavour == "paper" else np.maximum(output - 1, 0.0)
 

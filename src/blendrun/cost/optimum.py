@@ -18,14 +18,15 @@ class Optimum:
 
     compute_s: float  # T_comp: every request on its own, nothing shared
     shared_compute_s: float  # (1 − s)·T_comp: shared prefixes computed once
-    memory_s: float  # T_mem
+    memory_s: float  # T_mem: every request reads all of its K and V
+    once_memory_s: float  # the least where each step reads a shared prefix once for all
     sharing_frac: float  # s, measured on compute
     density: float | None  # (1 − s)·T_comp / T_mem; None where no KV is read
     min_steps: int
     ideal_s: float  # the larger of the two: perfect overlap, weights cost nothing to read
-    practical_s: (
-        float  # at the machine's own overlap, weights read once per step, fixed cost of each
-    )
+    # at the machine's own overlap, weights read once per step, fixed cost of each
+    practical_s: float
+    once_practical_s: float  # likewise, with once_memory_s
 
     def __add__(self, other: "Optimum") -> "Optimum":
         """The bounds of two jobs that run one after the other."""
@@ -35,11 +36,13 @@ class Optimum:
             compute_s=compute_s,
             shared_compute_s=shared_s,
             memory_s=memory_s,
+            once_memory_s=self.once_memory_s + other.once_memory_s,
             sharing_frac=1 - shared_s / compute_s if compute_s > 0 else 0.0,
             density=shared_s / memory_s if memory_s > 0 else None,
             min_steps=self.min_steps + other.min_steps,
             ideal_s=self.ideal_s + other.ideal_s,
             practical_s=self.practical_s + other.practical_s,
+            once_practical_s=self.once_practical_s + other.once_practical_s,
         )
 
 
@@ -49,24 +52,29 @@ def optimum(
     min_steps: int,
     cost: CostModel,
     saved_compute_s: float = 0.0,
+    once_memory_s: float | None = None,
 ) -> Optimum:
     """Bounds of a job with these totals.
 
     `compute_s` and `memory_s` are sums over all requests; `saved_compute_s` is the prefill
-    compute that sharing spares; `min_steps` the fewest engine steps possible (`min_steps()`).
+    compute that sharing spares; `min_steps` the fewest engine steps possible (`min_steps()`);
+    `once_memory_s` None: nothing is shared.
     """
     shared_s = compute_s - saved_compute_s
     busy_s = cost.with_weight_floor(shared_s, min_steps * cost.weight_read_s)
+    once_s = memory_s if once_memory_s is None else once_memory_s
+    fixed_s = min_steps * cost.hardware.step_overhead_s
     return Optimum(
         compute_s=compute_s,
         shared_compute_s=shared_s,
         memory_s=memory_s,
+        once_memory_s=once_s,
         sharing_frac=saved_compute_s / compute_s if compute_s > 0 else 0.0,
         density=shared_s / memory_s if memory_s > 0 else None,
         min_steps=min_steps,
         ideal_s=max(shared_s, memory_s),
-        practical_s=float(cost.overlapped_s(busy_s, memory_s))
-        + min_steps * cost.hardware.step_overhead_s,
+        practical_s=float(cost.overlapped_s(busy_s, memory_s)) + fixed_s,
+        once_practical_s=float(cost.overlapped_s(busy_s, once_s)) + fixed_s,
     )
 
 

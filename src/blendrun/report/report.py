@@ -43,6 +43,11 @@ class Report:
     def practical_frac(self) -> float | None:
         return self._frac(self.optimum.practical_s if self.optimum else None)
 
+    @property
+    def once_practical_frac(self) -> float | None:
+        """Likewise, of the bound for attention that reads shared prefixes once per step."""
+        return self._frac(self.optimum.once_practical_s if self.optimum else None)
+
     def values(self) -> Mapping[str, int | float | None]:
         """Every figure by its stable name."""
         values: dict[str, int | float | None] = asdict(self.metrics)
@@ -58,6 +63,7 @@ class Report:
             values |= {f"optimum_{k}": v for k, v in asdict(self.optimum).items()}
         values["ideal_frac"] = self.ideal_frac
         values["practical_frac"] = self.practical_frac
+        values["once_practical_frac"] = self.once_practical_frac
         return values
 
     def _frac(self, best_s: float | None) -> float | None:

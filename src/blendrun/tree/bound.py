@@ -1,8 +1,11 @@
 """The optimum of a job: its tree and lengths against the machine."""
 
+import numba
+import numpy as np
+
 from blendrun.cost.cost_model import CostModel
 from blendrun.cost.optimum import Optimum, min_steps, optimum
-from blendrun.tree.annotate import Annotations
+from blendrun.tree.annotate import Annotations, Float64
 from blendrun.tree.prefix_tree import ROOT, Int32, PrefixTree
 
 
@@ -30,4 +33,30 @@ def job_optimum(
     own_len = tree.edge_len[tree.leaf_node]
     capacity = ranks * (cost.kv_capacity_tokens if kv_tokens is None else kv_tokens)
     steps = ranks * min_steps(own_len, output_len, capacity, cost)
-    return optimum(whole_s, memory_s, steps, cost, whole_s - shared_s)
+    once_s = once_memory_s(tree, output_len, cost)
+    return optimum(whole_s, memory_s, steps, cost, whole_s - shared_s, once_s)
+
+
+def once_memory_s(tree: PrefixTree, output_len: Int32, cost: CostModel) -> float:
+    """The least KV-read time of attention that reads a shared prefix once per step for all.
+
+    Then a segment of the tree is read in as many steps as the longest answer below it takes, if
+    all the others run at the same time; what requests write themselves, nobody shares.
+    """
+    steps = cost.num_decodes(output_len)
+    most = _most_of_subtree(tree.parent, tree.leaf_node, steps)
+    shared_tokens = float(tree.edge_len.astype(np.float64) @ most)
+    per_token_s = cost.kv_bytes_per_token / cost.hardware.effective_bandwidth
+    return shared_tokens * per_token_s + float(cost.memory_s(0, output_len).sum())
+
+
+@numba.njit(cache=True)
+def _most_of_subtree(parent: Int32, leaf_node: Int32, per_request: Float64) -> Float64:
+    """The largest value of the requests below each node, [K]."""
+    most = np.zeros(len(parent))
+    for request in range(len(leaf_node)):
+        node = leaf_node[request]
+        most[node] = max(most[node], per_request[request])
+    for node in range(len(parent) - 1, 0, -1):
+        most[parent[node]] = max(most[parent[node]], most[node])
+    return most
