@@ -5,9 +5,7 @@ in torch, `kv_cache.py` has the layout. Knows nothing of requests, prefix caches
 """
 
 import ctypes
-import os
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,9 +15,8 @@ from blendrun.kernels.cpu import attention_binding as binding
 from blendrun.kernels.cpu import attention_checks as checks
 from blendrun.kernels.cpu import attention_reference as reference
 from blendrun.kernels.cpu.kv_cache import KvShape, alloc_kv_cache
+from blendrun.kernels.cpu.library import SUFFIX, Backend, wanted_backend
 
-Backend = Literal["cpp", "torch"]
-BACKEND_VARIABLE = "BLENDRUN_CPU_ATTENTION"
 _MIN_HEAD_DIM = 16  # the widest vector of float32
 
 
@@ -27,7 +24,7 @@ class CpuAttention:
     """KV cache operations and attention on the CPU. Holds no state but its choice of backend.
 
     Args:
-        force: "cpp" or "torch"; None takes $BLENDRUN_CPU_ATTENTION if set, else C++ where it
+        force: "cpp" or "torch"; None takes $BLENDRUN_CPU_KERNELS if set, else C++ where it
             compiles, else torch.
 
     Raises:
@@ -35,9 +32,7 @@ class CpuAttention:
     """
 
     def __init__(self, force: Backend | None = None) -> None:
-        wanted = force or os.environ.get(BACKEND_VARIABLE) or None
-        if wanted not in (None, "cpp", "torch"):
-            raise InputError(f"{BACKEND_VARIABLE} must be cpp or torch, not {wanted!r}")
+        wanted = force or wanted_backend()
         self._library: ctypes.CDLL | None = None
         self._reason = "plain torch was asked for"
         if wanted != "torch":
@@ -194,7 +189,7 @@ class CpuAttention:
 
     def _function(self, name: str, cache: Tensor) -> "Callable[[ctypes.Structure], None] | None":
         """The compiled function for this cache, or None: plain torch."""
-        suffix = binding.SUFFIX.get(cache.dtype)
+        suffix = SUFFIX.get(cache.dtype)
         small = KvShape.of(cache).head_dim < _MIN_HEAD_DIM
         if self._library is None or suffix is None or small or cache.device.type != "cpu":
             return None

@@ -4,18 +4,13 @@ Checks nothing: a wrong shape here is a crash. `attention.py` checks first.
 """
 
 import ctypes
-import functools
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from blendrun.kernels.cpu import build
 from blendrun.kernels.cpu.kv_cache import KvShape
-
-FOLDER = Path(__file__).parent
-SOURCES = (FOLDER / "attention.cpp", *sorted(FOLDER.glob("*.h")))
-SUFFIX = {torch.bfloat16: "bf16", torch.float32: "f32"}
+from blendrun.kernels.cpu.library import library
 
 
 class AttentionCall(ctypes.Structure):
@@ -46,10 +41,9 @@ class RowsCall(ctypes.Structure):
     )
 
 
-@functools.cache
 def attention_library() -> build.Built:
-    """The compiled kernel, built once per process, or why there is none."""
-    built = build.load_library("attention", SOURCES)
+    """The compiled kernel, or why there is none; the reason tells the instruction set."""
+    built = library("attention")
     if built.library is None:
         return built
     describe = built.library.blendrun_instruction_set

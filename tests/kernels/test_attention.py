@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from blendrun.errors import InputError
-from blendrun.kernels.cpu import attention, build
-from blendrun.kernels.cpu import attention_binding as binding
+from blendrun.kernels.cpu import attention, build, library
 from blendrun.kernels.cpu.attention import CpuAttention
 from blendrun.kernels.cpu.kv_cache import KvShape
 
@@ -310,9 +309,9 @@ def test_misfits_are_refused(kernel: CpuAttention) -> None:
 
 @pytest.fixture
 def fresh_build() -> Iterator[None]:
-    binding.attention_library.cache_clear()
+    library.library.cache_clear()
     yield
-    binding.attention_library.cache_clear()
+    library.library.cache_clear()
 
 
 @pytest.mark.usefixtures("fresh_build")
@@ -331,10 +330,10 @@ def test_without_a_compiler_plain_torch_runs_and_says_why(
 
 
 def test_environment_chooses_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(attention.BACKEND_VARIABLE, "torch")
+    monkeypatch.setenv(library.BACKEND_VARIABLE, "torch")
     assert CpuAttention().backend == "torch"
     assert attention.backend_reason() == "plain torch was asked for"
-    monkeypatch.setenv(attention.BACKEND_VARIABLE, "fortran")
+    monkeypatch.setenv(library.BACKEND_VARIABLE, "fortran")
     with pytest.raises(InputError, match="fortran"):
         CpuAttention()
 
@@ -346,7 +345,7 @@ def test_narrower_vectors_give_the_same(monkeypatch: pytest.MonkeyPatch, target:
         pytest.skip(attention.backend_reason())
     if "avx2" not in build._cpu_features():
         pytest.skip("needs an x86-64 CPU with AVX2")
-    binding.attention_library.cache_clear()
+    library.library.cache_clear()
     monkeypatch.setattr(build, "EXTRA_FLAGS", (("-fopenmp", target),))
     kernel = CpuAttention("cpp")
     assert "AVX-512" not in kernel.backend_reason()

@@ -17,6 +17,8 @@ from blendrun.engine.prefix_cache import PrefixCache
 from blendrun.engine.prompt_scores import PromptScores, Wanted
 from blendrun.engine.requests import EngineRequests
 from blendrun.kernels.cpu.attention import CpuAttention
+from blendrun.kernels.cpu.rotary import rotate_and_write
+from blendrun.kernels.cpu.rotation import Rotation
 from blendrun.schedule.batch import Batch
 from blendrun.tree.prefix_tree import Int32
 
@@ -129,11 +131,13 @@ class TorchBackend:
             torch.from_numpy(self._cache.page_table[batch.slot, :num_pages]),
         )
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: "_Attend") -> Tensor:
-        """Write K and V of the step's tokens, then attend; [T, num_heads, D]."""
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, step: "_Attend"
+    ) -> Tensor:
+        """Turn q and k, write K and V of the step's tokens, then attend; [T, num_heads, D]."""
         begin = time.perf_counter()
         k_cache, v_cache = self._k_cache[layer], self._v_cache[layer]
-        self._attention.write_kv(k, v, k_cache, v_cache, step.token_idx, step.slots)
+        rotate_and_write(q, k, v, rotation, k_cache, v_cache, step.token_idx, step.slots)
         out = self._attention.paged_attention(
             q,
             k_cache,
@@ -170,5 +174,5 @@ class _Attend:
     context_len: Tensor  # int32 [S]
     page_table: Tensor  # int32 [S, max_pages]
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self.backend.attend(layer, q, k, v, self)
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
+        return self.backend.attend(layer, q, k, v, rotation, self)
