@@ -16,6 +16,7 @@ from blendrun.kernels.cpu import attention_checks as checks
 from blendrun.kernels.cpu import attention_reference as reference
 from blendrun.kernels.cpu.kv_cache import KvShape, alloc_kv_cache
 from blendrun.kernels.cpu.library import SUFFIX, Backend, wanted_backend
+from blendrun.kernels.cpu.shared_prefixes import SharedPrefixes
 
 _MIN_HEAD_DIM = 16  # the widest vector of float32
 
@@ -152,6 +153,7 @@ class CpuAttention:
         page_table: Tensor,
         scale: float,
         out: Tensor | None = None,
+        shared: SharedPrefixes | None = None,
     ) -> Tensor:
         """Causal attention of each sequence's last tokens over its pages.
 
@@ -166,25 +168,32 @@ class CpuAttention:
                 entries behind the context are not read.
             scale: multiplies q . k before the natural exponential; positive.
             out: [T, Hq, D] to write into, contiguous; a new tensor if None.
+            shared: `find_shared_prefixes` of these very sequences and pages. Says how to read,
+                not what to compute: K and V of a shared prefix once for all its sharers.
 
         Returns:
-            [T, Hq, D], `out` if it was given. A sequence's values depend neither on the other
-            sequences of the call nor on the number of threads, to the last bit.
+            [T, Hq, D], `out` if it was given. To the last bit, a sequence's values depend on its
+            own row of the arguments alone, not on threads, and with `shared` on where its
+            prefixes are cut.
 
         Raises:
             ValueError: shapes or dtypes do not fit.
         """
         result = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         checks.check_attention(q, k_cache, q_indptr, context_len, page_table, scale, result)
+        if shared is not None and len(shared.order) != context_len.numel():
+            raise ValueError("the shared prefixes are those of other sequences")
         function = self._function("paged_attention", k_cache)
         if function is None:
             return reference.paged_attention(
-                q, k_cache, v_cache, q_indptr, context_len, page_table, scale, result
+                q, k_cache, v_cache, q_indptr, context_len, page_table, scale, result, shared
             )
         indptr, lens, pages = (
             t.to(torch.int32).contiguous() for t in (q_indptr, context_len, page_table)
         )
-        function(binding.attention_call(q, result, k_cache, v_cache, indptr, lens, pages, scale))
+        function(
+            binding.attention_call(q, result, k_cache, v_cache, indptr, lens, pages, shared, scale)
+        )
         return result
 
     def _function(self, name: str, cache: Tensor) -> "Callable[[ctypes.Structure], None] | None":

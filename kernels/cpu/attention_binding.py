@@ -11,6 +11,7 @@ from torch import Tensor
 from blendrun.kernels.cpu import build
 from blendrun.kernels.cpu.kv_cache import KvShape
 from blendrun.kernels.cpu.library import library
+from blendrun.kernels.cpu.shared_prefixes import SharedPrefixes
 
 
 class AttentionCall(ctypes.Structure):
@@ -19,6 +20,9 @@ class AttentionCall(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("q", "out", "k_cache", "v_cache")),
         *((name, ctypes.c_void_p) for name in ("q_indptr", "context_len", "page_table")),
+        *((name, ctypes.c_void_p) for name in ("order", "group", "first", "last")),
+        *((name, ctypes.c_void_p) for name in ("begin", "end", "parent")),
+        ("num_groups", ctypes.c_int64),
         *((name, ctypes.c_int64) for name in ("num_seqs", "max_pages")),
         *((name, ctypes.c_int64) for name in ("q_row_stride", "q_head_stride")),
         *((name, ctypes.c_int64) for name in ("num_q_heads", "num_kv_heads", "head_dim")),
@@ -60,13 +64,17 @@ def attention_call(
     q_indptr: Tensor,
     context_len: Tensor,
     page_table: Tensor,
+    shared: SharedPrefixes | None,
     scale: float,
 ) -> AttentionCall:
     """Tensors of `paged_attention` as C++ takes them; the caller keeps them alive."""
     shape = KvShape.of(k_cache)
     tensors = (q, out, k_cache, v_cache, q_indptr, context_len, page_table)
+    columns = (None,) * 7 if shared is None else tuple(c.ctypes.data for c in shared.columns())
     return AttentionCall(
         *(t.data_ptr() for t in tensors),
+        *columns,
+        0 if shared is None else shared.num_groups,
         *page_table.shape,
         *q.stride()[:2],
         q.shape[1],
