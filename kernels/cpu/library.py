@@ -1,4 +1,4 @@
-"""Which compiled function computes a tensor: from the noun's own library, or none.
+"""Which function of C++ computes a tensor: from the noun's own library, or none.
 
 A noun `x` is `x.cpp`, built once per process by `build.py`. Knows nothing of what it computes.
 """
@@ -40,7 +40,9 @@ def library(noun: str) -> build.Built:
     return build.load_library(noun, (FOLDER / f"{noun}.cpp", *sorted(FOLDER.glob("*.h"))))
 
 
-def compiled(noun: str, name: str, like: Tensor) -> Callable[[ctypes.Structure], None] | None:
+def kernel_function(
+    noun: str, name: str, like: Tensor
+) -> Callable[[ctypes.Structure], None] | None:
     """The function for tensors such as `like`, taking its call by reference; None: plain torch."""
     suffix = SUFFIX.get(like.dtype)
     if suffix is None or like.device.type != "cpu" or wanted_backend() == "torch":

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from blendrun.kernels.cpu import rms_norm_reference as reference
-from blendrun.kernels.cpu.library import compiled
+from blendrun.kernels.cpu.library import kernel_function
 
 
 class NormCall(ctypes.Structure):
@@ -40,7 +40,7 @@ def add_rms_norm(hidden: Tensor, branch: Tensor | None, weight: Tensor, eps: flo
     fits = branch is None or branch.shape == hidden.shape
     if hidden.dim() != 2 or weight.shape != hidden.shape[1:] or not fits:
         raise ValueError(f"hidden {list(hidden.shape)} does not fit its weight or branch")
-    function = compiled("rms_norm", "add_rms_norm", hidden)
+    function = kernel_function("rms_norm", "add_rms_norm", hidden)
     if function is None:
         return reference.add_rms_norm(hidden, branch, weight, eps)
     out = torch.empty_like(hidden)

@@ -11,7 +11,7 @@ from torch import Tensor
 from blendrun.kernels.cpu import attention_checks as checks
 from blendrun.kernels.cpu import rotary_reference as reference
 from blendrun.kernels.cpu.kv_cache import KvShape
-from blendrun.kernels.cpu.library import compiled
+from blendrun.kernels.cpu.library import kernel_function
 from blendrun.kernels.cpu.rotation import Rotation
 
 _POINTERS = (
@@ -60,7 +60,7 @@ def rotate_and_write(
     _check(q, rotation, k_cache)
     if token_idx.dtype != torch.int32 or slots.dtype != torch.int64:
         raise ValueError("token_idx must be int32 and slots int64")
-    function = compiled("rotary", "rotate_and_write", k_cache)
+    function = kernel_function("rotary", "rotate_and_write", k_cache)
     if function is None:
         reference.rotate_and_write(q, k, v, rotation, k_cache, v_cache, token_idx, slots)
         return

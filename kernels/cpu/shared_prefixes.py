@@ -14,9 +14,10 @@ from blendrun.compiled import compiled
 
 Int32 = npt.NDArray[np.int32]
 
-# A sharer writes a result of its own and merges it, which costs it about as much as reading this
-# many tokens.
-SHARER_COST_LEN = 16
+# What sharing costs a sequence with R query rows (query tokens times query heads per KV head), as
+# tokens of a prefix that it must save: this times R (R + 4). Every row has one more result to
+# merge, and the more rows read a prefix alone, the less of their time is reading. From a Zen 4.
+COST_LEN = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +50,13 @@ class SharedPrefixes:
 
 
 def find_shared_prefixes(
-    order: Int32, page_table: Int32, num_tokens: Int32, context_len: Int32, page_size: int
+    order: Int32,
+    page_table: Int32,
+    num_tokens: Int32,
+    context_len: Int32,
+    page_size: int,
+    heads_per_kv: int,
+    cost_len: int = COST_LEN,
 ) -> SharedPrefixes | None:
     """The prefixes of a step that are worth reading once for all; None: there are none.
 
@@ -59,13 +66,18 @@ def find_shared_prefixes(
         num_tokens: [S] query tokens, the last of each context.
         context_len: [S] tokens, the query tokens included.
         page_size: in tokens.
+        heads_per_kv: query heads that share a KV head.
+        cost_len: see COST_LEN; 0: whatever can be shared is worth it.
     """
     # whole pages that every query of a sequence sees
     seen = np.where(num_tokens > 0, (context_len - num_tokens + 1) // page_size, 0)
+    rows = num_tokens.astype(np.int64) * heads_per_kv
+    cost = cost_len * rows * (rows + 4)
+    can_gain = cost[order] <= context_len[order]
+    order = np.concatenate([order[can_gain], order[~can_gain]]).astype(np.int32)
     columns = np.empty((5, max(len(order) - 1, 0)), np.int32)
     group = np.full(len(order), -1, np.int32)
-    order = np.ascontiguousarray(order, np.int32)
-    count = _find(order, page_table, seen.astype(np.int32), page_size, columns, group)
+    count = _find(order, page_table, seen.astype(np.int32), cost, page_size, columns, group)
     if count == 0:
         return None
     return SharedPrefixes(order, group, *(column[:count].copy() for column in columns))
@@ -73,7 +85,13 @@ def find_shared_prefixes(
 
 @compiled
 def _find(
-    order: Int32, page_table: Int32, seen: Int32, page_size: int, columns: Int32, group: Int32
+    order: Int32,
+    page_table: Int32,
+    seen: Int32,
+    cost: npt.NDArray[np.int64],
+    page_size: int,
+    columns: Int32,
+    group: Int32,
 ) -> int:
     """Fills `group` and the rows of `columns` (first to parent); the number of prefixes."""
     first, last, begin, end, parent = columns
@@ -105,8 +123,8 @@ def _find(
             above = parent[above]
         from_token = 0 if above < 0 else end[above]
         to_token = run[2, j] * page_size
-        sharers = run[1, j] - run[0, j]
-        if (sharers - 1) * (to_token - from_token) < sharers * SHARER_COST_LEN:
+        saved = (run[1, j] - run[0, j] - 1) * (to_token - from_token)
+        if saved <= 0 or saved < cost[order[run[0, j] : run[1, j]]].sum():
             continue
         first[count], last[count] = run[0, j], run[1, j]
         begin[count], end[count], parent[count] = from_token, to_token, above

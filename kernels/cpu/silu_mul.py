@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from blendrun.kernels.cpu import silu_mul_reference as reference
-from blendrun.kernels.cpu.library import compiled
+from blendrun.kernels.cpu.library import kernel_function
 
 
 class SiluMulCall(ctypes.Structure):
@@ -32,7 +32,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """
     if gate_up.dim() != 2 or gate_up.shape[1] % 2 or not gate_up.is_contiguous():
         raise ValueError(f"gate_up must be contiguous [T, 2 I], not {list(gate_up.shape)}")
-    function = compiled("silu_mul", "silu_mul", gate_up)
+    function = kernel_function("silu_mul", "silu_mul", gate_up)
     if function is None:
         return reference.silu_mul(gate_up)
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2

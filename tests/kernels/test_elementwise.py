@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from blendrun.kernels.cpu import build, library
+from blendrun.kernels.cpu.argmax import argmax
 from blendrun.kernels.cpu.attention import CpuAttention
 from blendrun.kernels.cpu.rms_norm import add_rms_norm
 from blendrun.kernels.cpu.rotary import rotate_and_write
@@ -16,7 +17,7 @@ from blendrun.kernels.cpu.silu_mul import silu_mul
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 DTYPES = list(TOLERANCE)
-NOUNS = ("rms_norm", "rotary", "silu_mul")
+NOUNS = ("argmax", "rms_norm", "rotary", "silu_mul")
 EPS = 1e-3
 
 
@@ -138,6 +139,30 @@ def _rotated(x: Tensor, rotation: Rotation, norm: Tensor | None) -> Tensor:
     return torch.cat([turned.real, turned.imag], dim=-1)
 
 
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize("vocab", [1, 7, 16, 1023, 1024, 1025, 5000])
+def test_best_entry_and_whether_all_are_finite(dtype: torch.dtype, vocab: int) -> None:
+    logits = torch.randn(9, vocab).to(dtype)
+    # the best one first, last, twice, and the lowest number of all
+    logits[0, 0] = logits[1, -1] = logits[2, vocab // 2] = logits[2, -1] = 50
+    logits[3] = torch.finfo(dtype).min
+    broken = (torch.nan, torch.inf, -torch.inf)
+    for row, value in enumerate(broken, start=6):
+        logits[row, (vocab - 1) * (row - 6) // 2] = value
+    best, finite = argmax(logits)
+    assert finite.tolist() == [True] * 6 + [False] * 3
+    assert torch.equal(best[:6], logits[:6].double().argmax(-1))
+
+
+def test_large_finite_logits_are_finite() -> None:
+    assert argmax(torch.full((2, 400), 3e38))[1].all()
+
+
+def test_logits_may_have_any_strides() -> None:
+    logits = torch.randn(50, 3).t()
+    assert torch.equal(argmax(logits)[0], logits.argmax(-1))
+
+
 def test_threads_do_not_change_a_bit() -> None:
     hidden, branch, gate_up = torch.randn(3, 40, 96)
     weight = torch.randn(96)
@@ -156,6 +181,8 @@ def test_misfits_are_refused() -> None:
         add_rms_norm(hidden, torch.zeros(1, 8), weight, EPS)
     with pytest.raises(ValueError, match="must be contiguous"):
         silu_mul(torch.zeros(2, 7))
+    with pytest.raises(ValueError, match="N > 0"):
+        argmax(torch.zeros(2, 0))
     k_cache, v_cache = (c[0] for c in CpuAttention().alloc_kv_cache(1, 1, 16, 1, 8, torch.float32))
     q, angles = torch.zeros(1, 1, 8), torch.zeros(1, 4)
     index = (torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64))

@@ -31,13 +31,16 @@ def kernel(request: pytest.FixtureRequest) -> CpuAttention:
         pytest.skip(error.message)
 
 
-def _found(problem: Problem) -> SharedPrefixes | None:
+def _found(problem: Problem, order: Sequence[int] | None = None) -> SharedPrefixes | None:
+    """All that is shared, whatever it costs."""
     return find_shared_prefixes(
-        np.arange(len(problem.k), dtype=np.int32),
+        np.array(range(len(problem.k)) if order is None else order, np.int32),
         problem.page_table.numpy(),
         problem.q_indptr.diff().numpy(),
         problem.context_len.numpy(),
         KvShape.of(problem.k_cache).page_size,
+        problem.q.shape[1] // KvShape.of(problem.k_cache).num_kv_heads,
+        cost_len=0,
     )
 
 
@@ -132,44 +135,47 @@ def test_threads_do_not_change_a_bit(kernel: CpuAttention, dtype: torch.dtype) -
 def test_sharers_need_not_lie_side_by_side_in_the_batch(kernel: CpuAttention) -> None:
     problem = paged_problem(kernel, torch.float32, (4, 2, 64), 16, [(1, 200), (3, 90), (2, 180)])
     problem.share([2, 0], 160)
-    order = np.array([1, 2, 0], np.int32)
-    shared = find_shared_prefixes(
-        order,
-        problem.page_table.numpy(),
-        problem.q_indptr.diff().numpy(),
-        problem.context_len.numpy(),
-        16,
-    )
+    shared = _found(problem, order=[1, 2, 0])
     assert shared is not None
     assert shared.group.tolist() == [0, -1, 0]
     assert_close(problem.run(kernel, shared=shared), problem.expected(), 1e-5)
     with pytest.raises(ValueError, match="other sequences"):
-        problem.run(kernel, shared=SharedPrefixes(order[:2], *shared.columns()[1:]))
+        problem.run(kernel, shared=SharedPrefixes(shared.order[:2], *shared.columns()[1:]))
 
 
-def test_short_prefixes_and_single_sequences_share_nothing() -> None:
-    table = np.array([[0, 1, 2, 3], [0, 1, 4, 5], [6, 7, 8, 9]], np.int32)
-    order, ones = np.arange(3, dtype=np.int32), np.ones(3, np.int32)
-    contexts = np.full(3, 60, np.int32)
-    assert find_shared_prefixes(order, table, ones, contexts, 8) is None
-    assert find_shared_prefixes(order, table, ones, contexts, 16) is not None
-    assert find_shared_prefixes(order[:1], table[:1], ones[:1], contexts[:1], 16) is None
-    none = np.zeros(0, np.int32)
-    assert find_shared_prefixes(none, table[:0], none, none, 16) is None
+def _two_sequences(prefix_len: int, num_tokens: tuple[int, int] = (1, 1)) -> SharedPrefixes | None:
+    table = np.tile(np.arange(200, dtype=np.int32), (2, 1))
+    table[1, prefix_len // 16 :] += 200
+    contexts = np.full(2, 3200, np.int32)
+    order, rows = np.array([1, 0], np.int32), np.array(num_tokens, np.int32)
+    return find_shared_prefixes(order, table, rows, contexts, 16, 1)
+
+
+def test_a_prefix_is_shared_where_that_saves_more_than_it_costs() -> None:
+    assert _two_sequences(144) is None
+    assert _two_sequences(160) is not None
+    assert _two_sequences(480, (3, 1)) is not None
+    # many query rows read a prefix well alone
+    assert _two_sequences(3000, (32, 1)) is None
+
+
+def test_nothing_is_shared_in_a_step_of_one_or_none() -> None:
+    for n in (0, 1):
+        ones, table = np.ones(n, np.int32), np.zeros((n, 50), np.int32)
+        order = np.arange(n, dtype=np.int32)
+        assert find_shared_prefixes(order, table, ones, 800 * ones, 16, 1) is None
 
 
 def test_tokens_that_a_query_does_not_see_are_not_shared() -> None:
-    table = np.tile(np.arange(20, dtype=np.int32), (2, 1))
-    order, contexts = np.arange(2, dtype=np.int32), np.array([320, 310], np.int32)
-    shared = find_shared_prefixes(order, table, np.array([1, 100], np.int32), contexts, 16)
+    shared = _two_sequences(3200, (1, 5))
     assert shared is not None
-    assert shared.end.tolist() == [208]  # the first of the 100 sees 211
+    assert shared.end.tolist() == [3184]  # the first of the five sees 3196
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=9), min_size=1, max_size=12))
 def test_every_group_is_a_common_prefix_and_nests(rows: list[list[int]]) -> None:
-    page_size = 32  # any two sharers of a page are worth it
+    page_size = 32
     rows = sorted(rows)
     prefixes = sorted({tuple(row[: i + 1]) for row in rows for i in range(len(row))})
     page = {prefix: number for number, prefix in enumerate(prefixes)}
@@ -178,7 +184,7 @@ def test_every_group_is_a_common_prefix_and_nests(rows: list[list[int]]) -> None
         table[r, : len(row)] = [page[tuple(row[: i + 1])] for i in range(len(row))]
     contexts = np.array([len(row) * page_size for row in rows], np.int32)
     order, ones = np.arange(len(rows), dtype=np.int32), np.ones(len(rows), np.int32)
-    shared = find_shared_prefixes(order, table, ones, contexts, page_size)
+    shared = find_shared_prefixes(order, table, ones, contexts, page_size, 1, cost_len=0)
     reads = sum(contexts)
     for g in range(0 if shared is None else shared.num_groups):
         members = range(shared.first[g], shared.last[g])

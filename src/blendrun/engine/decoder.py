@@ -73,8 +73,8 @@ class Decoder:
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [R, vocab] of hidden states [R, H] from `forward`."""
-        return F.linear(hidden, self.weights.head).float()
+        """[R, vocab] in the model's dtype, of hidden states [R, H] from `forward`."""
+        return F.linear(hidden, self.weights.head)
 
     def _attention(
         self, index: int, layer: LayerWeights, x: Tensor, rotation: Rotation, attend: Attend
