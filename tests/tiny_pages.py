@@ -4,12 +4,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from blendrun.kernels.cpu.attention import CpuAttention
 from blendrun.kernels.cpu.kv_cache import KvShape
-from blendrun.kernels.cpu.shared_prefixes import SharedPrefixes
+from blendrun.kernels.cpu.shared_prefixes import SharedPrefixes, find_shared_prefixes
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 DTYPES = list(TOLERANCE)
@@ -53,6 +54,19 @@ class Problem:
             self.page_table[s, :num_pages] = self.page_table[owner, :num_pages]
             self.k[s][:num_tokens] = self.k[owner][:num_tokens]
             self.v[s][:num_tokens] = self.v[owner][:num_tokens]
+
+    def shared(self, order: Sequence[int] | None = None) -> SharedPrefixes | None:
+        """All that is shared, whatever it costs."""
+        shape = KvShape.of(self.k_cache)
+        return find_shared_prefixes(
+            np.array(range(len(self.k)) if order is None else order, np.int32),
+            self.page_table.numpy(),
+            self.q_indptr.diff().numpy(),
+            self.context_len.numpy(),
+            shape.page_size,
+            self.q.shape[1] // shape.num_kv_heads,
+            cost_len=0,
+        )
 
     def expected(self) -> Tensor:
         bounds = self.q_indptr.tolist()

@@ -455,6 +455,8 @@ def test_manifest_tells_what_ran(checkpoint: Path, rows: Path, tmp_path: Path):
     assert manifest.identity["job_id"] == planned.job_id
     assert (manifest.environment["page_size"], manifest.environment["chunk_size"]) == (8, 100)
     assert manifest.environment["attention_reason"]
+    assert all(manifest.environment["kernels"].values())
+    assert manifest.environment["shared_prefix_attention"]
     (attempt,) = manifest.attempts
     assert attempt.wall_s >= attempt.generate_s > 0
     steps = read_steps(tmp_path / "run")

@@ -251,4 +251,7 @@ def test_narrower_vectors_give_the_same(monkeypatch: pytest.MonkeyPatch, target:
     assert "AVX-512" not in kernel.backend_reason()
     for dtype in DTYPES:
         problem = paged_problem(kernel, dtype, heads=(5, 1, 80))
-        assert_close(problem.run(kernel), problem.expected(), TOLERANCE[dtype])
+        problem.share([14, 15, 16], 1024)
+        for shared in (None, problem.shared()):
+            actual = problem.run(kernel, shared=shared)
+            assert_close(actual, problem.expected(), TOLERANCE[dtype])

@@ -17,7 +17,6 @@ from blendrun.kernels.cpu.silu_mul import silu_mul
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 DTYPES = list(TOLERANCE)
-NOUNS = ("argmax", "rms_norm", "rotary", "silu_mul")
 EPS = 1e-3
 
 
@@ -42,9 +41,9 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
         patch.setenv(library.BACKEND_VARIABLE, kind.split(",")[0])
         if target is not None:
             patch.setattr(build, "EXTRA_FLAGS", (("-fopenmp", target),))
-        for noun in NOUNS:
+        for noun, reason in library.load_all().items():
             if kind != "torch" and library.library(noun).library is None:
-                pytest.skip(library.library(noun).reason)
+                pytest.skip(reason)
         yield kind
     library.library.cache_clear()
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from blendrun.errors import InputError
 from blendrun.kernels.cpu.attention import CpuAttention
-from blendrun.kernels.cpu.kv_cache import KvShape
 from blendrun.kernels.cpu.shared_prefixes import SharedPrefixes, find_shared_prefixes
 from tiny_pages import DTYPES, TOLERANCE, Problem, assert_close, paged_problem
 
@@ -31,21 +30,8 @@ def kernel(request: pytest.FixtureRequest) -> CpuAttention:
         pytest.skip(error.message)
 
 
-def _found(problem: Problem, order: Sequence[int] | None = None) -> SharedPrefixes | None:
-    """All that is shared, whatever it costs."""
-    return find_shared_prefixes(
-        np.array(range(len(problem.k)) if order is None else order, np.int32),
-        problem.page_table.numpy(),
-        problem.q_indptr.diff().numpy(),
-        problem.context_len.numpy(),
-        KvShape.of(problem.k_cache).page_size,
-        problem.q.shape[1] // KvShape.of(problem.k_cache).num_kv_heads,
-        cost_len=0,
-    )
-
-
 def _check(kernel: CpuAttention, problem: Problem, dtype: torch.dtype) -> SharedPrefixes:
-    shared = _found(problem)
+    shared = problem.shared()
     assert shared is not None
     actual = problem.run(kernel, shared=shared)
     assert_close(actual, problem.expected(), TOLERANCE[dtype])
@@ -126,7 +112,7 @@ def test_prefixes_within_prefixes_match_float64(kernel: CpuAttention, dtype: tor
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_threads_do_not_change_a_bit(kernel: CpuAttention, dtype: torch.dtype) -> None:
     problem = _one_prefix(kernel, dtype, 1600, SUFFIXES)
-    shared = _found(problem)
+    shared = problem.shared()
     one = problem.run(kernel, shared=shared)
     torch.set_num_threads(2)
     assert torch.equal(problem.run(kernel, shared=shared), one)
@@ -135,7 +121,7 @@ def test_threads_do_not_change_a_bit(kernel: CpuAttention, dtype: torch.dtype) -
 def test_sharers_need_not_lie_side_by_side_in_the_batch(kernel: CpuAttention) -> None:
     problem = paged_problem(kernel, torch.float32, (4, 2, 64), 16, [(1, 200), (3, 90), (2, 180)])
     problem.share([2, 0], 160)
-    shared = _found(problem, order=[1, 2, 0])
+    shared = problem.shared(order=[1, 2, 0])
     assert shared is not None
     assert shared.group.tolist() == [0, -1, 0]
     assert_close(problem.run(kernel, shared=shared), problem.expected(), 1e-5)
