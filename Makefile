@@ -16,12 +16,13 @@ DEMO_MODEL = $$($(BIN)/python -c 'import importlib.util, pathlib; \
 
 FUZZ_MINUTES ?= 10
 
-.PHONY: help setup demo test lint fuzz
+.PHONY: help setup demo test lint fuzz sanitize
 
 help:
 	@echo 'make demo    a small job on a real model: plan, execute, report'
 	@echo 'make test    all tests'
 	@echo 'make lint    ruff and mypy'
+	@echo 'make sanitize   tests of the C++ kernels, with checks of addresses and undefined behaviour'
 	@echo 'make fuzz    broken JSON lines for FUZZ_MINUTES (10)'
 	@echo 'make setup   virtual environment $(VENV) with torch, blendrun and the demo model'
 	@echo 'make bench-NAME   runs benchmarks/bench_NAME.py'
@@ -65,6 +66,19 @@ lint: setup
 
 fuzz: setup
 	PYTHONPATH=tests $(BIN)/python -m fuzz.run --minutes $(FUZZ_MINUTES)
+
+# The address sanitizer must be loaded before Python, and libstdc++ before both can see exceptions.
+# The first command fails where the kernels do not compile, which the tests would only skip.
+sanitize: export CXX = g++
+sanitize: export BLENDRUN_CXXFLAGS = -O1 -g1 -fsanitize=address,undefined \
+	-fno-sanitize-recover=undefined
+sanitize: export ASAN_OPTIONS = detect_leaks=0
+sanitize: setup
+	export LD_PRELOAD="$$(for x in asan ubsan stdc++; do \
+	    realpath "$$(g++ -print-file-name=lib$$x.so)"; done | xargs)"; \
+	  $(BIN)/python -c 'from blendrun.kernels.cpu.attention import CpuAttention; \
+	    print(CpuAttention("cpp").backend_reason())' && \
+	  $(BIN)/python -m pytest tests/kernels --deselect tests/kernels/test_build.py
 
 bench-%: setup
 	@test -f benchmarks/bench_$*.py || { echo 'no benchmarks/bench_$*.py' >&2; exit 1; }

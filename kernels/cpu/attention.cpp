@@ -29,13 +29,13 @@ struct Partials {
 };
 
 template <class E>
-inline void pack_queries(const AttentionCall& call, const Item& item, E* to) {
-  const int64_t group = call.num_q_heads / call.num_kv_heads;
+inline void pack_queries(const AttentionCall& call, const WorkList& work, const Item& item, E* to) {
+  const int64_t group = group_size(call);
   const E* q = static_cast<const E*>(call.q);
   for (int64_t i = 0; i < item.num_queries; ++i)
     for (int64_t g = 0; g < group; ++g, to += call.head_dim)
       std::memcpy(to,
-                  q + (item.first_query + i) * call.q_row_stride +
+                  q + query_row(work, item.first_query + i) * call.q_row_stride +
                       (item.kv_head * group + g) * call.q_head_stride,
                   call.head_dim * sizeof(E));
 }
@@ -47,30 +47,28 @@ inline void unpack_row(const float* from, float factor, int64_t head_dim, T* out
     store_narrow(out + vector_dim(v, head_dim), load<VecF>(from + v * kLanes) * factor);
 }
 
-// Where the result of row r of an item belongs in `out`.
+// Where the result of a query head of the query at `position` belongs in `out`.
 template <class E>
-inline E* out_row(const AttentionCall& call, const Item& item, int64_t r) {
-  const int64_t group = call.num_q_heads / call.num_kv_heads;
-  const int64_t query = item.first_query + r / group;
-  const int64_t head = item.kv_head * group + r % group;
-  return static_cast<E*>(call.out) + (query * call.num_q_heads + head) * call.head_dim;
+inline E* out_row(const AttentionCall& call, const WorkList& work, int64_t position, int64_t head) {
+  const int64_t row = query_row(work, position) * call.num_q_heads + head;
+  return static_cast<E*>(call.out) + row * call.head_dim;
 }
 
 // Computes one item. `next` is what this thread does afterwards (or `item` again): the last tile
 // prefetches its first one.
 template <class E>
-inline void run_item(const AttentionCall& call, const Item& item, const Item& next,
-                     const Partials& partials) {
+inline void run_item(const AttentionCall& call, const WorkList& work, const Item& item,
+                     const Item& next, const Partials& partials) {
   thread_local Arena arena;
   constexpr float kLog2E = 1.44269504088896f;
-  const int64_t group = call.num_q_heads / call.num_kv_heads;
+  const int64_t group = group_size(call);
   const int num_rows = static_cast<int>(item_rows(call, item));
   const int64_t depth = call.head_dim / kPerWord<E>;
   const int64_t out_len = num_vectors(call.head_dim) * kLanes;
   Scratch<E> scratch(arena, num_rows, call.head_dim, out_len);
   const Context<E> context(call, item);
   const Context<E> next_context(call, next);
-  pack_queries(call, item, scratch.q);
+  pack_queries(call, work, item, scratch.q);
   std::fill_n(scratch.out, num_rows * out_len, 0.0f);
   std::fill_n(scratch.states, num_rows, RowState{});
   const auto* q = reinterpret_cast<const uint32_t*>(scratch.q);
@@ -84,7 +82,7 @@ inline void run_item(const AttentionCall& call, const Item& item, const Item& ne
                                              : next_context.k_ahead(next.begin, next.end, v);
     score_tile<E>(q, num_rows, depth, k, v, scratch.scores);
     for (int r = 0; r < num_rows; ++r) {
-      const int64_t limit = std::min(item.first_limit + r / group, end);
+      const int64_t limit = std::min(item.first_limit + r / group * item.limit_step, end);
       softmax_row<E>(scratch.scores + r * kTile, static_cast<int>(limit - begin),
                      k.num_blocks * kBlock, call.scale * kLog2E, scratch.states[r],
                      scratch.probs + r * kTile, scratch.out + r * out_len, out_len);
@@ -96,7 +94,9 @@ inline void run_item(const AttentionCall& call, const Item& item, const Item& ne
     const float* from = scratch.out + r * out_len;
     const RowState state = scratch.states[r];
     if (item.first_partial < 0) {
-      unpack_row(from, 1.0f / state.sum, call.head_dim, out_row<E>(call, item, r));
+      const int64_t head = item.kv_head * group + r % group;
+      unpack_row(from, 1.0f / state.sum, call.head_dim,
+                 out_row<E>(call, work, item.first_query + r / group, head));
     } else {
       const int64_t row = item.first_partial + r;
       unpack_row(from, 1.0f, call.head_dim, partials.out + row * call.head_dim);
@@ -105,53 +105,70 @@ inline void run_item(const AttentionCall& call, const Item& item, const Item& ne
   }
 }
 
-// Joins the parts of row r of a split query block: weights 2^(max_part - max), one division.
+// One of the results that make up an output row.
+struct Part {
+  const float* out;
+  float weight;
+};
+
+// Joins the parts of a query head: its own and those of the prefixes above it, weights
+// 2^(max_part - max), one division. `query` counts within the span.
 template <class E>
-inline void merge_row(const AttentionCall& call, const Item& first, const Partials& partials,
-                      int64_t r) {
-  const int64_t stride = item_rows(call, first);
-  const int64_t base = first.first_partial + r;
-  float highest = -kInfinity;
-  for (int64_t part = 0; part < first.num_parts; ++part)
-    highest = std::max(highest, partials.states[base + part * stride].max);
-  float* into = partials.out + base * call.head_dim;
-  float sum = 0.0f;
-  for (int64_t part = 0; part < first.num_parts; ++part) {
-    const RowState state = partials.states[base + part * stride];
+inline void merge_row(const AttentionCall& call, const WorkList& work, const Merge& merge,
+                      int64_t query, int64_t g, const Partials& partials,
+                      std::vector<Part>& parts) {
+  const Span& own = work.spans[merge.span];
+  const int64_t position = own.first_query + query;
+  const auto for_parts = [&](auto&& f) {
+    for (int64_t s = merge.span; s >= 0; s = work.spans[s].parent) {
+      const Span& span = work.spans[s];
+      for (int64_t part = 0; part < span.num_parts; ++part)
+        f(partial_row(call, span, part, merge.kv_head, position - span.first_query) + g);
+    }
+  };
+  float highest = -kInfinity, sum = 0.0f;
+  for_parts([&](int64_t row) { highest = std::max(highest, partials.states[row].max); });
+  parts.clear();
+  for_parts([&](int64_t row) {
+    const RowState state = partials.states[row];
     const float weight = exp2_nonpositive<float>(broadcast(state.max - highest))[0];
-    const float* from = partials.out + (base + part * stride) * call.head_dim;
     sum += weight * state.sum;
-    for (int64_t d = 0; d < call.head_dim; ++d)
-      into[d] = part == 0 ? weight * from[d] : into[d] + weight * from[d];
-  }
-  E* out = out_row<E>(call, first, r);
+    parts.push_back({partials.out + row * call.head_dim, weight});
+  });
+  E* out = out_row<E>(call, work, position, merge.kv_head * group_size(call) + g);
   for (int64_t v = 0; v < num_vectors(call.head_dim); ++v) {
     const int64_t dim = vector_dim(v, call.head_dim);
-    store_narrow(out + dim, load<VecF>(into + dim) * (1.0f / sum));
+    VecF total{};
+    for (const Part& part : parts) total += load<VecF>(part.out + dim) * part.weight;
+    store_narrow(out + dim, total * (1.0f / sum));
   }
 }
 
 template <class E>
 void paged_attention(const AttentionCall& call) {
+  thread_local Arena arena;
   const WorkList work = cut_work(call);
-  std::vector<float> partial_out(work.num_partials * call.head_dim);
-  std::vector<RowState> partial_states(work.num_partials);
-  const Partials partials{partial_out.data(), partial_states.data()};
+  arena.reset(Arena::padded<float>(work.num_partials * call.head_dim) +
+              Arena::padded<RowState>(work.num_partials));
+  const Partials partials{arena.take<float>(work.num_partials * call.head_dim),
+                          arena.take<RowState>(work.num_partials)};
   const int64_t num_items = static_cast<int64_t>(work.items.size());
   const int64_t num_merges = static_cast<int64_t>(work.merges.size());
   const int64_t turn = std::clamp<int64_t>(num_items / (call.num_threads * 16), 1, kMaxTurn);
 #pragma omp parallel num_threads(static_cast<int>(call.num_threads))
   {
+    std::vector<Part> parts;
 #pragma omp for schedule(dynamic, 1)
     for (int64_t first = 0; first < num_items; first += turn) {
       const int64_t last = std::min(first + turn, num_items) - 1;
       for (int64_t i = first; i <= last; ++i)
-        run_item<E>(call, work.items[i], work.items[std::min(i + 1, last)], partials);
+        run_item<E>(call, work, work.items[i], work.items[std::min(i + 1, last)], partials);
     }
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < num_merges; ++i)
-      for (int64_t r = 0; r < item_rows(call, work.merges[i]); ++r)
-        merge_row<E>(call, work.merges[i], partials, r);
+      for (int64_t query = 0; query < work.spans[work.merges[i].span].num_queries; ++query)
+        for (int64_t g = 0; g < group_size(call); ++g)
+          merge_row<E>(call, work, work.merges[i], query, g, partials, parts);
   }
 }
 

@@ -5,9 +5,7 @@ in torch, `kv_cache.py` has the layout. Knows nothing of requests, prefix caches
 """
 
 import ctypes
-import os
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,9 +15,9 @@ from blendrun.kernels.cpu import attention_binding as binding
 from blendrun.kernels.cpu import attention_checks as checks
 from blendrun.kernels.cpu import attention_reference as reference
 from blendrun.kernels.cpu.kv_cache import KvShape, alloc_kv_cache
+from blendrun.kernels.cpu.library import SUFFIX, Backend, wanted_backend
+from blendrun.kernels.cpu.shared_prefixes import SharedPrefixes
 
-Backend = Literal["cpp", "torch"]
-BACKEND_VARIABLE = "BLENDRUN_CPU_ATTENTION"
 _MIN_HEAD_DIM = 16  # the widest vector of float32
 
 
@@ -27,7 +25,7 @@ class CpuAttention:
     """KV cache operations and attention on the CPU. Holds no state but its choice of backend.
 
     Args:
-        force: "cpp" or "torch"; None takes $BLENDRUN_CPU_ATTENTION if set, else C++ where it
+        force: "cpp" or "torch"; None takes $BLENDRUN_CPU_KERNELS if set, else C++ where it
             compiles, else torch.
 
     Raises:
@@ -35,9 +33,7 @@ class CpuAttention:
     """
 
     def __init__(self, force: Backend | None = None) -> None:
-        wanted = force or os.environ.get(BACKEND_VARIABLE) or None
-        if wanted not in (None, "cpp", "torch"):
-            raise InputError(f"{BACKEND_VARIABLE} must be cpp or torch, not {wanted!r}")
+        wanted = force or wanted_backend()
         self._library: ctypes.CDLL | None = None
         self._reason = "plain torch was asked for"
         if wanted != "torch":
@@ -157,6 +153,7 @@ class CpuAttention:
         page_table: Tensor,
         scale: float,
         out: Tensor | None = None,
+        shared: SharedPrefixes | None = None,
     ) -> Tensor:
         """Causal attention of each sequence's last tokens over its pages.
 
@@ -171,30 +168,37 @@ class CpuAttention:
                 entries behind the context are not read.
             scale: multiplies q . k before the natural exponential; positive.
             out: [T, Hq, D] to write into, contiguous; a new tensor if None.
+            shared: `find_shared_prefixes` of these very sequences and pages. Says how to read,
+                not what to compute: K and V of a shared prefix once for all its sharers.
 
         Returns:
-            [T, Hq, D], `out` if it was given. A sequence's values depend neither on the other
-            sequences of the call nor on the number of threads, to the last bit.
+            [T, Hq, D], `out` if it was given. To the last bit, a sequence's values depend on its
+            own row of the arguments alone, not on threads, and with `shared` on where its
+            prefixes are cut.
 
         Raises:
             ValueError: shapes or dtypes do not fit.
         """
         result = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         checks.check_attention(q, k_cache, q_indptr, context_len, page_table, scale, result)
+        if shared is not None and len(shared.order) != context_len.numel():
+            raise ValueError("the shared prefixes are those of other sequences")
         function = self._function("paged_attention", k_cache)
         if function is None:
             return reference.paged_attention(
-                q, k_cache, v_cache, q_indptr, context_len, page_table, scale, result
+                q, k_cache, v_cache, q_indptr, context_len, page_table, scale, result, shared
             )
         indptr, lens, pages = (
             t.to(torch.int32).contiguous() for t in (q_indptr, context_len, page_table)
         )
-        function(binding.attention_call(q, result, k_cache, v_cache, indptr, lens, pages, scale))
+        function(
+            binding.attention_call(q, result, k_cache, v_cache, indptr, lens, pages, shared, scale)
+        )
         return result
 
     def _function(self, name: str, cache: Tensor) -> "Callable[[ctypes.Structure], None] | None":
         """The compiled function for this cache, or None: plain torch."""
-        suffix = binding.SUFFIX.get(cache.dtype)
+        suffix = SUFFIX.get(cache.dtype)
         small = KvShape.of(cache).head_dim < _MIN_HEAD_DIM
         if self._library is None or suffix is None or small or cache.device.type != "cpu":
             return None

@@ -4,18 +4,14 @@ Checks nothing: a wrong shape here is a crash. `attention.py` checks first.
 """
 
 import ctypes
-import functools
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from blendrun.kernels.cpu import build
 from blendrun.kernels.cpu.kv_cache import KvShape
-
-FOLDER = Path(__file__).parent
-SOURCES = (FOLDER / "attention.cpp", *sorted(FOLDER.glob("*.h")))
-SUFFIX = {torch.bfloat16: "bf16", torch.float32: "f32"}
+from blendrun.kernels.cpu.library import library
+from blendrun.kernels.cpu.shared_prefixes import SharedPrefixes
 
 
 class AttentionCall(ctypes.Structure):
@@ -24,6 +20,9 @@ class AttentionCall(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("q", "out", "k_cache", "v_cache")),
         *((name, ctypes.c_void_p) for name in ("q_indptr", "context_len", "page_table")),
+        *((name, ctypes.c_void_p) for name in ("order", "group", "first", "last")),
+        *((name, ctypes.c_void_p) for name in ("begin", "end", "parent")),
+        ("num_groups", ctypes.c_int64),
         *((name, ctypes.c_int64) for name in ("num_seqs", "max_pages")),
         *((name, ctypes.c_int64) for name in ("q_row_stride", "q_head_stride")),
         *((name, ctypes.c_int64) for name in ("num_q_heads", "num_kv_heads", "head_dim")),
@@ -46,10 +45,9 @@ class RowsCall(ctypes.Structure):
     )
 
 
-@functools.cache
 def attention_library() -> build.Built:
-    """The compiled kernel, built once per process, or why there is none."""
-    built = build.load_library("attention", SOURCES)
+    """The compiled kernel, or why there is none; the reason tells the instruction set."""
+    built = library("attention")
     if built.library is None:
         return built
     describe = built.library.blendrun_instruction_set
@@ -66,13 +64,17 @@ def attention_call(
     q_indptr: Tensor,
     context_len: Tensor,
     page_table: Tensor,
+    shared: SharedPrefixes | None,
     scale: float,
 ) -> AttentionCall:
     """Tensors of `paged_attention` as C++ takes them; the caller keeps them alive."""
     shape = KvShape.of(k_cache)
     tensors = (q, out, k_cache, v_cache, q_indptr, context_len, page_table)
+    columns = (None,) * 7 if shared is None else tuple(c.ctypes.data for c in shared.columns())
     return AttentionCall(
         *(t.data_ptr() for t in tensors),
+        *columns,
+        0 if shared is None else shared.num_groups,
         *page_table.shape,
         *q.stride()[:2],
         q.shape[1],

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from blendrun.kernels.cpu.kv_cache import KvShape
+from blendrun.kernels.cpu.shared_prefixes import SharedPrefixes
 
 
 def write_kv(
@@ -48,8 +49,10 @@ def paged_attention(
     page_table: Tensor,
     scale: float,
     out: Tensor | None = None,
+    shared: SharedPrefixes | None = None,
 ) -> Tensor:
-    """See `attention.CpuAttention.paged_attention`."""
+    """See `attention.CpuAttention.paged_attention`; reads shared prefixes once for each sharer."""
+    del shared
     result = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     page_size = KvShape.of(k_cache).page_size
     bounds, contexts = q_indptr.tolist(), context_len.tolist()

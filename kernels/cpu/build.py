@@ -25,6 +25,7 @@ EXTRA_FLAGS = tuple(
     for threads in (("-fopenmp",), ())
     for target in (("-march=native",), ("-mcpu=native",), ())
 )
+FLAGS_VARIABLE = "BLENDRUN_CXXFLAGS"  # more flags, after all others
 COMPILERS = ("c++", "g++", "clang++")
 COMPILE_LIMIT_S = 300
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -86,7 +87,7 @@ def _key(compiler: Sequence[str], sources: Sequence[Path]) -> str:
         _cpu_features(),
         importlib.metadata.version("torch"),
     ]
-    parts += [repr((*compiler, BASE_FLAGS, EXTRA_FLAGS))]
+    parts += [repr((*compiler, BASE_FLAGS, EXTRA_FLAGS, _own_flags()))]
     for part in [*(p.encode() for p in parts), *(path.read_bytes() for path in sources)]:
         digest.update(hashlib.sha256(part).digest())
     return digest.hexdigest()[:20]
@@ -131,7 +132,8 @@ def _is_intact(target: Path) -> bool:
 def _compile(compiler: Sequence[str], source: Path, built: Path) -> None:
     complaint = ""
     for extra_flags in EXTRA_FLAGS:
-        command = [*compiler, *BASE_FLAGS, *extra_flags, str(source), "-o", str(built)]
+        flags = [*BASE_FLAGS, *extra_flags, *_own_flags()]
+        command = [*compiler, *flags, str(source), "-o", str(built)]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, check=False, timeout=COMPILE_LIMIT_S
@@ -142,6 +144,10 @@ def _compile(compiler: Sequence[str], source: Path, built: Path) -> None:
             return
         complaint = _first_error(done.stderr) or f"exit status {done.returncode}"
     raise BuildError(f"{shlex.join(compiler)} failed on {source.name}: {complaint}")
+
+
+def _own_flags() -> list[str]:
+    return shlex.split(os.environ.get(FLAGS_VARIABLE, ""))
 
 
 def _first_error(stderr: str) -> str:

@@ -16,6 +16,9 @@ from blendrun.engine import drawing, torch_backend
 from blendrun.engine.execute import execute_sample
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.errors import BackendError, CapacityError, InputError, PlanError
+from blendrun.kernels.cpu.attention import CpuAttention
+from blendrun.kernels.cpu.library import BACKEND_VARIABLE
+from blendrun.kernels.cpu.shared_prefixes import find_shared_prefixes
 from blendrun.report.report import make_report
 from blendrun.schedule.orders import POLICIES
 from blendrun.schedule.plan_file import read_plan
@@ -110,6 +113,34 @@ def test_greedy_answers_are_those_of_transformers(
     assert_equal_to_transformers(tmp_path / "run", reference)
     cached = sum(row["num_cached_tokens"] for row in outputs(tmp_path / "run"))
     assert (cached > 0) == how.get("prefix_cache", True)
+
+
+@pytest.mark.parametrize("backend", ["cpp", "torch"])
+def test_reading_shared_prefixes_at_once_does_not_change_an_answer(
+    backend: str,
+    checkpoint: Path,
+    reference,
+    rows: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    found = []
+
+    def find(*columns: Any) -> Any:
+        found.append(find_shared_prefixes(*columns, cost_len=0))  # the prompts are short
+        return found[-1]
+
+    if backend == "cpp" and CpuAttention().backend == "torch":
+        pytest.skip(CpuAttention().backend_reason())
+    monkeypatch.setattr(torch_backend, "find_shared_prefixes", find)
+    monkeypatch.setenv(BACKEND_VARIABLE, backend)
+    plan, _ = plan_files(tmp_path / "plan.json", [rows], checkpoint)
+    for shares in (True, False):
+        run_dir, num_steps = tmp_path / f"run {shares}", len(found)
+        execute(plan, run_dir, shared_prefix_attention=shares, page_size=4)
+        assert (len(found) > num_steps) == shares
+        assert_equal_to_transformers(run_dir, reference)
+    assert any(shared is not None for shared in found)
 
 
 def test_sharing_computes_each_distinct_prefix_once(checkpoint: Path, rows: Path, tmp_path: Path):
@@ -424,6 +455,8 @@ def test_manifest_tells_what_ran(checkpoint: Path, rows: Path, tmp_path: Path):
     assert manifest.identity["job_id"] == planned.job_id
     assert (manifest.environment["page_size"], manifest.environment["chunk_size"]) == (8, 100)
     assert manifest.environment["attention_reason"]
+    assert all(manifest.environment["kernels"].values())
+    assert manifest.environment["shared_prefix_attention"]
     (attempt,) = manifest.attempts
     assert attempt.wall_s >= attempt.generate_s > 0
     steps = read_steps(tmp_path / "run")

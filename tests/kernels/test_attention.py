@@ -1,27 +1,16 @@
 """CPU paged attention, C++ and plain torch, against float64 arithmetic on dense K and V."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor
 
 from blendrun.errors import InputError
-from blendrun.kernels.cpu import attention, build
-from blendrun.kernels.cpu import attention_binding as binding
+from blendrun.kernels.cpu import attention, build, library
 from blendrun.kernels.cpu.attention import CpuAttention
 from blendrun.kernels.cpu.kv_cache import KvShape
-
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
-DTYPES = list(TOLERANCE)
-# (query rows, context): decode and chunks, around 8, 16 and 32, one tile (256), a split (1536).
-MIXED = (
-    *((1, context) for context in (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 255, 256, 257)),
-    *((1, 1535), (1, 1537), (1, 2600), (5, 1600), (0, 0)),
-    *((1, 1), (2, 2), (16, 16), (17, 17), (33, 300), (70, 70), (3, 40)),
-)
+from tiny_pages import DTYPES, MIXED, TOLERANCE, assert_close, dense_attention, paged_problem
 
 
 @pytest.fixture(autouse=True)
@@ -49,103 +38,13 @@ def cpp() -> CpuAttention:
         pytest.skip(error.message)
 
 
-@dataclass
-class Problem:
-    """Random sequences in a paged cache, unused slots full of NaN, and the same K and V dense."""
-
-    q: Tensor
-    k_cache: Tensor  # [1, num_pages, ...]
-    v_cache: Tensor
-    q_indptr: Tensor
-    context_len: Tensor
-    page_table: Tensor
-    k: list[Tensor]  # [context, Hkv, D] of each sequence
-    v: list[Tensor]
-    scale: float
-
-    def run(self, kernel: CpuAttention, out: Tensor | None = None) -> Tensor:
-        caches = (self.k_cache[0], self.v_cache[0])
-        index = (self.q_indptr, self.context_len, self.page_table)
-        return kernel.paged_attention(self.q, *caches, *index, self.scale, out)
-
-    def expected(self) -> Tensor:
-        bounds = self.q_indptr.tolist()
-        parts = [
-            _dense_attention(self.q[bounds[s] : bounds[s + 1]], self.k[s], self.v[s], self.scale)
-            for s in range(len(self.k))
-        ]
-        return torch.cat(parts)
-
-
-def _dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Causal attention in float64, with K and V repeated for each query head."""
-    num_rows, num_heads, _ = q.shape
-    group = num_heads // k.shape[1]
-    queries = q.double().transpose(0, 1)  # [Hq, n, D]
-    keys, values = (x.double().repeat_interleave(group, 1).transpose(0, 1) for x in (k, v))
-    hidden = torch.ones(num_rows, len(k), dtype=torch.bool).triu(len(k) - num_rows + 1)
-    scores = (queries @ keys.transpose(1, 2) * scale).masked_fill(hidden, -math.inf)
-    return (scores.softmax(-1) @ values).transpose(0, 1)
-
-
-def _slots(pages: Tensor, context: int, page_size: int) -> Tensor:
-    tokens = torch.arange(context)
-    return pages.long()[tokens // page_size] * page_size + tokens % page_size
-
-
-def _problem(
-    kernel: CpuAttention,
-    dtype: torch.dtype,
-    heads: tuple[int, int, int] = (4, 2, 64),
-    page_size: int = 16,
-    lens: Sequence[tuple[int, int]] = MIXED,
-) -> Problem:
-    num_q_heads, num_kv_heads, head_dim = heads
-    torch.manual_seed(0)
-    page_counts = [-(-context // page_size) for _, context in lens]
-    num_pages = sum(page_counts) + 3
-    k_cache, v_cache = kernel.alloc_kv_cache(1, num_pages, page_size, num_kv_heads, head_dim, dtype)
-    k_cache.fill_(math.nan)
-    v_cache.fill_(math.nan)
-    free = torch.randperm(num_pages).to(torch.int32)
-    page_table = torch.full((len(lens), max(page_counts) + 2), -1, dtype=torch.int32)
-    ks, vs = [], []
-    for s, (_, context) in enumerate(lens):
-        page_table[s, : page_counts[s]], free = free[: page_counts[s]], free[page_counts[s] :]
-        k, v = (torch.randn(context, num_kv_heads, head_dim).to(dtype) for _ in range(2))
-        slots = _slots(page_table[s], context, page_size)
-        rows = torch.arange(context, dtype=torch.int32)
-        kernel.write_kv(k, v, k_cache[0], v_cache[0], rows, slots)
-        ks.append(k)
-        vs.append(v)
-    counts = torch.tensor([0] + [count for count, _ in lens])
-    return Problem(
-        q=torch.randn(int(counts.sum()), num_q_heads, head_dim).to(dtype),
-        k_cache=k_cache,
-        v_cache=v_cache,
-        q_indptr=counts.cumsum(0).to(torch.int32),
-        context_len=torch.tensor([context for _, context in lens], dtype=torch.int32),
-        page_table=page_table,
-        k=ks,
-        v=vs,
-        scale=head_dim**-0.5,
-    )
-
-
-def _assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
-    """Each row and head within `tolerance` of its norm."""
-    error = (actual.double() - expected).norm(dim=-1)
-    worst = (error / expected.norm(dim=-1)).max().item()
-    assert worst < tolerance, f"relative error {worst}"
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("page_size", [1, 2, 8, 12, 16, 32])
 def test_mixed_batches_match_float64(
     kernel: CpuAttention, dtype: torch.dtype, page_size: int
 ) -> None:
-    problem = _problem(kernel, dtype, page_size=page_size)
-    _assert_close(problem.run(kernel), problem.expected(), TOLERANCE[dtype])
+    problem = paged_problem(kernel, dtype, page_size=page_size)
+    assert_close(problem.run(kernel), problem.expected(), TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -154,8 +53,8 @@ def test_any_head_dim_matches_float64(
     kernel: CpuAttention, dtype: torch.dtype, head_dim: int
 ) -> None:
     lens = ((1, 1), (1, 50), (1, 300), (9, 40))
-    problem = _problem(kernel, dtype, heads=(3, 1, head_dim), lens=lens)
-    _assert_close(problem.run(kernel), problem.expected(), TOLERANCE[dtype])
+    problem = paged_problem(kernel, dtype, heads=(3, 1, head_dim), lens=lens)
+    assert_close(problem.run(kernel), problem.expected(), TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -166,26 +65,26 @@ def test_any_group_of_heads_matches_float64(
 ) -> None:
     lens = ((1, 19), (1, 270), (13, 29))
     heads = (group * num_kv_heads, num_kv_heads, 64)
-    problem = _problem(kernel, dtype, heads=heads, lens=lens)
-    _assert_close(problem.run(kernel), problem.expected(), TOLERANCE[dtype])
+    problem = paged_problem(kernel, dtype, heads=heads, lens=lens)
+    assert_close(problem.run(kernel), problem.expected(), TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_large_scores_neither_overflow_nor_vanish(kernel: CpuAttention, dtype: torch.dtype) -> None:
-    problem = _problem(kernel, dtype, lens=((1, 700), (20, 300)))
+    problem = paged_problem(kernel, dtype, lens=((1, 700), (20, 300)))
     problem.scale = 10.0
-    _assert_close(problem.run(kernel), problem.expected(), 20 * TOLERANCE[dtype])
+    assert_close(problem.run(kernel), problem.expected(), 20 * TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sequences_may_share_pages(kernel: CpuAttention, dtype: torch.dtype) -> None:
-    problem = _problem(kernel, dtype, lens=((1, 64), (1, 50), (7, 40)))
+    problem = paged_problem(kernel, dtype, lens=((1, 64), (1, 50), (7, 40)))
     problem.page_table[1, :3] = problem.page_table[0, :3]
     problem.page_table[2, :2] = problem.page_table[0, :2]
     for s, shared in ((1, 48), (2, 32)):
         problem.k[s][:shared] = problem.k[0][:shared]
         problem.v[s][:shared] = problem.v[0][:shared]
-    _assert_close(problem.run(kernel), problem.expected(), TOLERANCE[dtype])
+    assert_close(problem.run(kernel), problem.expected(), TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -200,12 +99,12 @@ def test_slices_of_a_fused_projection_need_no_copy(
     indptr, context = torch.tensor([0, 20]), torch.tensor([20])
     table = torch.tensor([[0, 1]])
     out = kernel.paged_attention(q, k_cache[0], v_cache[0], indptr, context, table, 0.125)
-    _assert_close(out, _dense_attention(q, k, v, 0.125), TOLERANCE[dtype])
+    assert_close(out, dense_attention(q, k, v, 0.125), TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_result_goes_into_out(kernel: CpuAttention, dtype: torch.dtype) -> None:
-    problem = _problem(kernel, dtype, lens=((1, 20), (3, 9)))
+    problem = paged_problem(kernel, dtype, lens=((1, 20), (3, 9)))
     out = torch.full_like(problem.q, math.nan)
     assert problem.run(kernel, out) is out
     assert torch.equal(out, problem.run(kernel))
@@ -213,7 +112,7 @@ def test_result_goes_into_out(kernel: CpuAttention, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_neighbours_and_threads_do_not_change_a_bit(cpp: CpuAttention, dtype: torch.dtype) -> None:
-    problem = _problem(cpp, dtype)
+    problem = paged_problem(cpp, dtype)
     torch.set_num_threads(2)
     together = problem.run(cpp)
     torch.set_num_threads(1)
@@ -234,7 +133,7 @@ def test_neighbours_and_threads_do_not_change_a_bit(cpp: CpuAttention, dtype: to
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_empty_batch_gives_an_empty_result(kernel: CpuAttention, dtype: torch.dtype) -> None:
-    problem = _problem(kernel, dtype, lens=((0, 0),))
+    problem = paged_problem(kernel, dtype, lens=((0, 0),))
     assert problem.run(kernel).shape == (0, 4, 64)
 
 
@@ -277,8 +176,8 @@ def test_pages_are_copied_in_every_layer(kernel: CpuAttention, dtype: torch.dtyp
 def test_both_backends_share_one_layout(cpp: CpuAttention) -> None:
     plain = CpuAttention("torch")
     for dtype in DTYPES:
-        problem = _problem(cpp, dtype)
-        _assert_close(problem.run(plain), problem.expected(), TOLERANCE[dtype])
+        problem = paged_problem(cpp, dtype)
+        assert_close(problem.run(plain), problem.expected(), TOLERANCE[dtype])
 
 
 def test_shape_is_read_back_from_a_cache(kernel: CpuAttention) -> None:
@@ -288,7 +187,7 @@ def test_shape_is_read_back_from_a_cache(kernel: CpuAttention) -> None:
 
 
 def test_misfits_are_refused(kernel: CpuAttention) -> None:
-    problem = _problem(kernel, torch.float32, lens=((1, 20),))
+    problem = paged_problem(kernel, torch.float32, lens=((1, 20),))
     good = problem.context_len.clone()
     for wrong in (0, 1000):
         problem.context_len = torch.full_like(good, wrong)
@@ -310,9 +209,9 @@ def test_misfits_are_refused(kernel: CpuAttention) -> None:
 
 @pytest.fixture
 def fresh_build() -> Iterator[None]:
-    binding.attention_library.cache_clear()
+    library.library.cache_clear()
     yield
-    binding.attention_library.cache_clear()
+    library.library.cache_clear()
 
 
 @pytest.mark.usefixtures("fresh_build")
@@ -324,17 +223,17 @@ def test_without_a_compiler_plain_torch_runs_and_says_why(
     kernel = CpuAttention()
     assert kernel.backend == "torch"
     assert "no C++ compiler found" in attention.backend_reason()
-    problem = _problem(kernel, torch.float32, lens=((1, 40), (9, 20)))
-    _assert_close(problem.run(kernel), problem.expected(), 1e-5)
+    problem = paged_problem(kernel, torch.float32, lens=((1, 40), (9, 20)))
+    assert_close(problem.run(kernel), problem.expected(), 1e-5)
     with pytest.raises(InputError, match="no C\\+\\+ compiler found"):
         CpuAttention("cpp")
 
 
 def test_environment_chooses_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(attention.BACKEND_VARIABLE, "torch")
+    monkeypatch.setenv(library.BACKEND_VARIABLE, "torch")
     assert CpuAttention().backend == "torch"
     assert attention.backend_reason() == "plain torch was asked for"
-    monkeypatch.setenv(attention.BACKEND_VARIABLE, "fortran")
+    monkeypatch.setenv(library.BACKEND_VARIABLE, "fortran")
     with pytest.raises(InputError, match="fortran"):
         CpuAttention()
 
@@ -346,10 +245,13 @@ def test_narrower_vectors_give_the_same(monkeypatch: pytest.MonkeyPatch, target:
         pytest.skip(attention.backend_reason())
     if "avx2" not in build._cpu_features():
         pytest.skip("needs an x86-64 CPU with AVX2")
-    binding.attention_library.cache_clear()
+    library.library.cache_clear()
     monkeypatch.setattr(build, "EXTRA_FLAGS", (("-fopenmp", target),))
     kernel = CpuAttention("cpp")
     assert "AVX-512" not in kernel.backend_reason()
     for dtype in DTYPES:
-        problem = _problem(kernel, dtype, heads=(5, 1, 80))
-        _assert_close(problem.run(kernel), problem.expected(), TOLERANCE[dtype])
+        problem = paged_problem(kernel, dtype, heads=(5, 1, 80))
+        problem.share([14, 15, 16], 1024)
+        for shared in (None, problem.shared()):
+            actual = problem.run(kernel, shared=shared)
+            assert_close(actual, problem.expected(), TOLERANCE[dtype])

@@ -55,6 +55,20 @@ def test_changed_source_is_another_library(source: Path, tmp_path: Path) -> None
 
 
 @needs_compiler
+def test_flags_from_the_environment_win_and_make_another_library(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.write_text(
+        "#ifdef __OPTIMIZE__\n#define V 1\n#else\n#define V 0\n#endif\n"
+        'extern "C" int answer() { return V; }\n',
+        encoding="utf-8",
+    )
+    assert _answer(build.load_library("answer", [source], tmp_path / "cache")) == 1
+    monkeypatch.setenv(build.FLAGS_VARIABLE, "-O0")
+    assert _answer(build.load_library("answer", [source], tmp_path / "cache")) == 0
+
+
+@needs_compiler
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
 def test_damaged_cache_file_is_rebuilt(source: Path, tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "cache"

@@ -36,6 +36,7 @@ def execute(
     chunk_size: flags.ChunkSize = None,
     max_seqs: flags.MaxSeqs = None,
     prefix_cache: flags.PrefixCache = None,
+    shared_prefix_attention: flags.SharedPrefixAttention = None,
     ignore_eos: flags.IgnoreEos = None,
     output_format: flags.OutputFormatFlag = None,
     time_limit: flags.TimeLimit = None,

@@ -164,6 +164,13 @@ PrefixCache = Annotated[
     bool | None,
     typer.Option("--prefix-cache/--no-prefix-cache", help="Share prefixes (default: yes)."),
 ]
+SharedPrefixAttention = Annotated[
+    bool | None,
+    typer.Option(
+        "--shared-prefix-attention/--no-shared-prefix-attention",
+        help="Read KV of a shared prefix once a step for all that share it (default: yes).",
+    ),
+]
 OutputFormatFlag = Annotated[
     str | None,
     _run("output_format", "parquet; jsonl or openai are written beside it.", "--output-format"),

@@ -35,6 +35,7 @@ from blendrun.engine.unfinished import Unfinished
 from blendrun.engine.weights import load_weights
 from blendrun.errors import PlanError
 from blendrun.kernels.cpu.attention import CpuAttention
+from blendrun.kernels.cpu.library import load_all
 from blendrun.schedule.batcher import Batcher
 from blendrun.schedule.plan_record import Plan
 from blendrun.schedule.step.begin import BatchLimits
@@ -53,6 +54,7 @@ class LoadedModel:
     config: DecoderConfig
     decoder: Decoder
     attention: CpuAttention
+    kernels: dict[str, str]  # what else is in C++, and why or why not
     detokenizer: Detokenizer
 
     @classmethod
@@ -60,7 +62,8 @@ class LoadedModel:
         config = DecoderConfig.from_hf(files.config)
         weights = load_weights(files.folder, config, _DTYPES[settings.dtype])
         detokenizer = Detokenizer.from_folder(files.folder)
-        return cls(files, config, Decoder(config, weights), CpuAttention(), detokenizer)
+        decoder, attention = Decoder(config, weights), CpuAttention()
+        return cls(files, config, decoder, attention, load_all(), detokenizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,16 @@ def assemble(
         requests,
         batcher,
         cache,
-        TorchBackend(model.decoder, attention, requests, generations, scores, guides, cache),
+        TorchBackend(
+            model.decoder,
+            attention,
+            requests,
+            generations,
+            scores,
+            guides,
+            cache,
+            share_reads=settings.prefix_cache and settings.shared_prefix_attention,
+        ),
         generations,
         scores,
         journal,
@@ -167,12 +179,14 @@ def assemble(
         "dtype": settings.dtype,
         "attention": attention.backend,
         "attention_reason": attention.backend_reason(),
+        "kernels": model.kernels,
         "kv_pages": pages,
         "page_size": settings.page_size,
         "kv_memory": format_bytes(pages * page_bytes),
         "chunk_size": settings.chunk_size,
         "max_seqs": settings.max_seqs,
         "prefix_cache": settings.prefix_cache,
+        "shared_prefix_attention": settings.prefix_cache and settings.shared_prefix_attention,
         "policy": plan.policy,
         "budget": batcher.budget,
         "learns_lengths": batcher.learns,

@@ -12,13 +12,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from blendrun.engine.decoder_config import DecoderConfig
-from blendrun.engine.rope import cos_sin, inverse_frequencies, rotate
+from blendrun.engine.rope import cos_sin, inverse_frequencies
 from blendrun.engine.weights import DecoderWeights, LayerWeights
+from blendrun.kernels.cpu.rms_norm import add_rms_norm
+from blendrun.kernels.cpu.rotation import Rotation
+from blendrun.kernels.cpu.silu_mul import silu_mul
 
-# (layer, q [T, num_heads, D], k [T, num_kv_heads, D], v [T, num_kv_heads, D])
+# (layer, q [T, num_heads, D], k [T, num_kv_heads, D], v [T, num_kv_heads, D], rotation)
 #   -> attention output [T, num_heads, D].
-# q and k are contiguous and rotated; v is strided over tokens. Scale: 1/sqrt(D).
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+# q, k and v are strided over tokens; q and k are still to be turned by `rotation`, q may be
+# overwritten. Scale: 1/sqrt(D).
+Attend = Callable[[int, Tensor, Tensor, Tensor, Rotation], Tensor]
 
 
 class Decoder:
@@ -51,45 +55,38 @@ class Decoder:
             attend: called once per layer, in order.
             rows: int64 [R], the tokens that need logits; None = all T.
         """
+        layers, eps = self.weights.layers, self.config.rms_eps
         hidden = F.embedding(token_ids, self.weights.embedding)
-        cos, sin = cos_sin(positions, self._frequencies, self._rope_factor, hidden.dtype)
-        last = len(self.weights.layers) - 1
-        for index, layer in enumerate(self.weights.layers):
-            mixed = self._attention(index, layer, hidden, cos, sin, attend)
-            if index == last and rows is not None:
+        angles = cos_sin(positions, self._frequencies, self._rope_factor)
+        norms = [*(layer.input_norm for layer in layers[1:]), self.weights.final_norm]
+        x = add_rms_norm(hidden, None, layers[0].input_norm, eps)
+        for index, (layer, next_norm) in enumerate(zip(layers, norms, strict=True)):
+            rotation = Rotation(*angles, layer.q_norm, layer.k_norm, eps)
+            mixed = self._attention(index, layer, x, rotation, attend)
+            if index == len(layers) - 1 and rows is not None:
                 # Nothing reads the other rows after the last attention.
                 hidden, mixed = hidden[rows], mixed[rows]
-            hidden += F.linear(mixed, layer.out, layer.out_bias)
-            hidden += self._mlp(layer, self._norm(hidden, layer.post_norm))
-        return self._norm(hidden, self.weights.final_norm)
+            x = add_rms_norm(
+                hidden, F.linear(mixed, layer.out, layer.out_bias), layer.post_norm, eps
+            )
+            x = add_rms_norm(hidden, self._mlp(layer, x), next_norm, eps)
+        return x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [R, vocab] of hidden states [R, H] from `forward`."""
-        return F.linear(hidden, self.weights.head).float()
+        """[R, vocab] in the model's dtype, of hidden states [R, H] from `forward`."""
+        return F.linear(hidden, self.weights.head)
 
     def _attention(
-        self,
-        index: int,
-        layer: LayerWeights,
-        hidden: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        attend: Attend,
+        self, index: int, layer: LayerWeights, x: Tensor, rotation: Rotation, attend: Attend
     ) -> Tensor:
         """Attention output [T, num_heads * D] of one layer, before its output projection."""
         config = self.config
-        qkv = F.linear(self._norm(hidden, layer.input_norm), layer.qkv, layer.qkv_bias)
-        heads = qkv.view(hidden.shape[0], -1, config.head_dim)
+        qkv = F.linear(x, layer.qkv, layer.qkv_bias)
+        heads = qkv.view(x.shape[0], -1, config.head_dim)
         sizes = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         q, k, v = torch.split(heads, sizes, dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
-        mixed = attend(index, rotate(q, cos, sin), rotate(k, cos, sin), v)
-        return mixed.reshape(hidden.shape[0], config.q_size)
+        return attend(index, q, k, v, rotation).reshape(x.shape[0], config.q_size)
 
     def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
-        gate, up = F.linear(x, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-        return F.linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_eps)
+        inner = silu_mul(F.linear(x, layer.gate_up, layer.gate_up_bias))
+        return F.linear(inner, layer.down, layer.down_bias)

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from blendrun.engine.generations import Generations
@@ -32,7 +33,7 @@ class TokenDrawer:
         self._edits = LogitEdits(requests, generations)
 
     def draw(self, logits: Tensor, batch: Batch) -> Drawn:
-        """A token for each row of float32 `logits` [R, vocab]; they may be changed in place."""
+        """A token for each row of `logits` [R, vocab]; they may be changed in place."""
         columns, request = self._requests, batch.request[batch.needs_logits]
         asks = np.flatnonzero(columns.logprobs[request] >= 0)
         drawn = sample(
@@ -45,11 +46,15 @@ class TokenDrawer:
         return Drawn(drawn.token_ids, drawn.bad, logprobs)
 
     def _changed(self, logits: Tensor, request: Int32, keep: bool) -> Tensor:
-        """Logits as the parameters want them; a copy where some row changes and `keep` is set."""
+        """Logits as the parameters want them, as they are where no row changes, else float32.
+
+        With `keep` the given ones stay as they are.
+        """
         columns = self._requests
         guided = np.flatnonzero(columns.has_structure[request])
-        if keep and (len(guided) or columns.has_edits[request].any()):
-            logits = logits.clone()
+        if not len(guided) and not columns.has_edits[request].any():
+            return logits
+        logits = logits.to(torch.float32, copy=keep)
         self._edits.apply(logits, request)
         if len(guided) and self._guides is not None:
             guides = [self._generations.guide(r) for r in request[guided].tolist()]

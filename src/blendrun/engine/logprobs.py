@@ -47,11 +47,11 @@ def logprobs(logits: Tensor, pair_row: Int64, pair_token: Int64, top_k: int) -> 
 
 
 def drawn_logprobs(logits: Tensor, rows: Int64, token_ids: Int32, top_k: int) -> StepLogprobs:
-    """Of the drawn `token_ids` [R] at those `rows` [A] of float32 `logits` [R, vocab]."""
+    """Of the drawn `token_ids` [R] at those `rows` [A] of `logits` [R, vocab]."""
     parts = []
     for start in range(0, len(rows), _ROWS_AT_ONCE):
         some = rows[start : start + _ROWS_AT_ONCE]
-        part = logits[torch.from_numpy(some).to(logits.device)]
+        part = logits[torch.from_numpy(some).to(logits.device)].float()
         at = np.arange(len(some), dtype=np.int64)
         parts.append(logprobs(part, at, token_ids[some].astype(np.int64), top_k))
     return StepLogprobs(rows, joined(parts))

@@ -1,6 +1,6 @@
-"""Rotary position embedding: frequencies of each variant, and the rotation itself.
+"""Rotary position embedding: frequencies of each variant, and the angles of positions.
 
-Pairs are (i, i + head_dim/2), as in Hugging Face checkpoints. Knows no model.
+The rotation itself is a kernel (`kernels/cpu/rotary.py`). Knows no model.
 """
 
 import math
@@ -29,22 +29,10 @@ def inverse_frequencies(
     return frequencies, 1.0
 
 
-def cos_sin(
-    positions: Tensor, frequencies: Tensor, factor: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, 1, head_dim/2] in `dtype` for int64 positions [T]."""
-    angles = (positions[:, None].float() * frequencies)[:, None, :]
-    return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """New contiguous tensor: heads `x` [T, H, head_dim] rotated by cos, sin [T, 1, head_dim/2]."""
-    half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    torch.mul(first, cos, out=out[..., :half]).sub_(second * sin)
-    torch.mul(second, cos, out=out[..., half:]).add_(first * sin)
-    return out
+def cos_sin(positions: Tensor, frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    """float32 cos and sin [T, head_dim/2] for int64 positions [T]."""
+    angles = positions[:, None].float() * frequencies
+    return angles.cos() * factor, angles.sin() * factor
 
 
 def _llama3(frequencies: Tensor, rope: dict[str, Any]) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from blendrun.engine.noise import uniforms
+from blendrun.kernels.cpu.argmax import argmax
 
 _ROWS_AT_ONCE = 32  # bounds the float64 temporaries: 32 rows of 150 K tokens are 38 MB each
 
@@ -42,16 +43,13 @@ class Sampled(NamedTuple):
 
 
 def sample(logits: Tensor, columns: SamplingColumns) -> Sampled:
-    """A token for each row of float32 `logits` [S, vocab]; of equal best ones greedy takes one.
+    """A token for each row of `logits` [S, vocab]; of equal best ones greedy takes one.
 
     Rows with non-finite logits are reported in `bad`, not raised.
     """
-    bad = _non_finite(logits)
+    best, finite = argmax(logits)
+    token_ids, bad = best.cpu().numpy().astype(np.int32), ~finite.cpu().numpy()
     random_rows = np.flatnonzero((columns.temperature > 0) & ~bad)
-    if len(random_rows) == len(bad):
-        token_ids = np.zeros(len(bad), dtype=np.int32)
-    else:
-        token_ids = logits.argmax(dim=-1).cpu().numpy().astype(np.int32)
     for start in range(0, len(random_rows), _ROWS_AT_ONCE):
         rows = random_rows[start : start + _ROWS_AT_ONCE]
         chosen = logits[torch.from_numpy(rows).to(logits.device)]
@@ -116,12 +114,3 @@ def _keep_top_p(weights: Tensor, top_p: Tensor) -> Tensor:
 
 def _column(values: np.ndarray, like: Tensor) -> Tensor:
     return torch.from_numpy(np.asarray(values, dtype=np.float64))[:, None].to(like.device)
-
-
-def _non_finite(logits: Tensor) -> np.ndarray:
-    """bool [S]. A sum is not finite where an entry is not: one pass; overflow is told apart."""
-    bad = ~torch.isfinite(logits.sum(dim=-1))
-    suspects = bad.nonzero()[:, 0]
-    if len(suspects):
-        bad[suspects] = ~torch.isfinite(logits[suspects]).all(dim=-1)
-    return np.asarray(bad.cpu().numpy())

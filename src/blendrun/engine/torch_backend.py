@@ -17,6 +17,9 @@ from blendrun.engine.prefix_cache import PrefixCache
 from blendrun.engine.prompt_scores import PromptScores, Wanted
 from blendrun.engine.requests import EngineRequests
 from blendrun.kernels.cpu.attention import CpuAttention
+from blendrun.kernels.cpu.rotary import rotate_and_write
+from blendrun.kernels.cpu.rotation import Rotation
+from blendrun.kernels.cpu.shared_prefixes import SharedPrefixes, find_shared_prefixes
 from blendrun.schedule.batch import Batch
 from blendrun.tree.prefix_tree import Int32
 
@@ -49,10 +52,15 @@ class TorchBackend:
         scores: PromptScores,
         guides: Guides | None,
         cache: PrefixCache,
+        share_reads: bool,
     ) -> None:
+        """`share_reads`: attention reads a prefix that requests share once for all of them."""
         config = decoder.config
         self._decoder, self._attention = decoder, attention
         self._generations, self._cache = generations, cache
+        self._share_reads = share_reads
+        # requests that share prefixes are neighbours here
+        self._place = np.argsort(requests.tree.leaf_order)
         self._scores = scores
         self._drawer = TokenDrawer(requests, generations, guides)
         self._k_cache, self._v_cache = attention.alloc_kv_cache(
@@ -100,7 +108,7 @@ class TorchBackend:
             low, high = np.searchsorted(wanted.pair_row, [start, end])
             parts.append(
                 logprobs(
-                    self._decoder.logits(hidden[start:end]),
+                    self._decoder.logits(hidden[start:end]).float(),
                     wanted.pair_row[low:high] - start,
                     wanted.pair_token[low:high],
                     wanted.top_k,
@@ -120,20 +128,35 @@ class TorchBackend:
         context_len = batch.start + batch.num_tokens
         num_pages = -(-int(context_len.max()) // self._cache.page_size)
         indptr = np.concatenate([[0], np.cumsum(batch.num_tokens)]).astype(np.int32)
+        page_table = self._cache.page_table[batch.slot, :num_pages]
+        shared = None
+        if self._share_reads:
+            config = self._decoder.config
+            shared = find_shared_prefixes(
+                np.argsort(self._place[batch.request]).astype(np.int32),
+                page_table,
+                batch.num_tokens,
+                context_len,
+                self._cache.page_size,
+                config.num_heads // config.num_kv_heads,
+            )
         return _Attend(
             self,
             torch.from_numpy(writes.token_idx),
             torch.from_numpy(writes.slot),
             torch.from_numpy(indptr),
             torch.from_numpy(context_len.astype(np.int32)),
-            torch.from_numpy(self._cache.page_table[batch.slot, :num_pages]),
+            torch.from_numpy(page_table),
+            shared,
         )
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: "_Attend") -> Tensor:
-        """Write K and V of the step's tokens, then attend; [T, num_heads, D]."""
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, step: "_Attend"
+    ) -> Tensor:
+        """Turn q and k, write K and V of the step's tokens, then attend; [T, num_heads, D]."""
         begin = time.perf_counter()
         k_cache, v_cache = self._k_cache[layer], self._v_cache[layer]
-        self._attention.write_kv(k, v, k_cache, v_cache, step.token_idx, step.slots)
+        rotate_and_write(q, k, v, rotation, k_cache, v_cache, step.token_idx, step.slots)
         out = self._attention.paged_attention(
             q,
             k_cache,
@@ -142,6 +165,7 @@ class TorchBackend:
             step.context_len,
             step.page_table,
             self._decoder.config.head_dim**-0.5,
+            shared=step.shared,
         )
         self._attention_s += time.perf_counter() - begin
         return out
@@ -169,6 +193,7 @@ class _Attend:
     q_indptr: Tensor  # int32 [S + 1]
     context_len: Tensor  # int32 [S]
     page_table: Tensor  # int32 [S, max_pages]
+    shared: SharedPrefixes | None
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self.backend.attend(layer, q, k, v, self)
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
+        return self.backend.attend(layer, q, k, v, rotation, self)
