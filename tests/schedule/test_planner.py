@@ -4,6 +4,7 @@ import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -13,6 +14,7 @@ from blendrun.config import resolve
 from blendrun.errors import CapacityError, InputError, PlanError
 from blendrun.schedule.orders import POLICIES
 from blendrun.schedule.plan_file import read_plan, window_paths
+from blendrun.schedule.plan_record import Plan
 from blendrun.schedule.planner import make_plan, plan_again
 from blendrun.schedule.settings import PlanSettings
 from tiny_jobs import SHAPE, ignore_progress, plan_files, plan_job, write_rows

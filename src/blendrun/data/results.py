@@ -62,7 +62,8 @@ class ResultJournal:
         for folder in (self.run_dir, *(self.run_dir / name for name in _FOLDERS.values())):
             make_folder(folder)
             for leftover in folder.glob(f"*{TEMP_SUFFIX}"):
-                leftover.unlink()
+                if leftover.is_file():  # a folder is somebody else's: a plan in the making
+                    leftover.unlink()
         files = {stem: files_of(self.run_dir, stem) for stem in _FOLDERS}
         self._last = {stem: _number(paths[-1]) if paths else 0 for stem, paths in files.items()}
         self._keys = [keys_of(read_part(path, _KEY_COLUMNS)) for path in files[PARTS]]
