@@ -15,14 +15,16 @@ DEMO_MODEL = $$($(BIN)/python -c 'import importlib.util, pathlib; \
 	print(next(pathlib.Path(spec.origin).parent.glob("*.gguf")))')
 
 FUZZ_MINUTES ?= 10
+SOAK_KILLS ?= 1000
 
-.PHONY: help setup demo test lint fuzz
+.PHONY: help setup demo test lint fuzz soak
 
 help:
 	@echo 'make demo    a small job on a real model: plan, execute, report'
 	@echo 'make test    all tests'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make fuzz    broken JSON lines for FUZZ_MINUTES (10)'
+	@echo 'make soak    SOAK_KILLS (1000) random kills: every run must end as an unbroken one'
 	@echo 'make setup   virtual environment $(VENV) with torch, blendrun and the demo model'
 	@echo 'make bench-NAME   runs benchmarks/bench_NAME.py'
 
@@ -65,6 +67,9 @@ lint: setup
 
 fuzz: setup
 	PYTHONPATH=tests $(BIN)/python -m fuzz.run --minutes $(FUZZ_MINUTES)
+
+soak: setup
+	PYTHONPATH=tests $(BIN)/python -m soak.run --kills $(SOAK_KILLS)
 
 bench-%: setup
 	@test -f benchmarks/bench_$*.py || { echo 'no benchmarks/bench_$*.py' >&2; exit 1; }

@@ -4,6 +4,7 @@ Everything around it is the real thing: plan, batcher, pages, journal, unfinishe
 """
 
 import json
+import os
 from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
@@ -83,6 +84,7 @@ def install(watch: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> N
     )
     attempt.LoadedModel = SimpleNamespace(load=_load)
     assembly.TorchBackend = _Backend
+    os.fsync = lambda _: None  # a killed process loses nothing that it wrote
     execute.renumber = watch("renumber", execute.renumber)
     execute.write_outputs = watch("outputs", execute.write_outputs)
 

@@ -31,7 +31,7 @@ from tiny_jobs import execute, plan_job
 
 STAGES = ("renumber", "outputs")
 HANGS_S = 300.0
-SETTINGS = {"flush_interval_s": 0.02, "unfinished_interval_s": 0.05, "max_seqs": 48}
+SETTINGS = {"flush_interval_s": 0.05, "unfinished_interval_s": 0.1, "max_seqs": 48}
 
 
 def job_rows(num_rows: int, rng: random.Random) -> list[dict[str, Any]]:
@@ -183,10 +183,11 @@ class Soak:
         """Start the job and kill it; False if it ended before."""
         manifest = read_manifest(run_dir)
         moves = manifest is not None and manifest.identity["job_id"] != job.job_id
-        moment = self._rng.choice(["any", "any", "any", "renumber" if moves else "any", "outputs"])
+        often = "renumber" if moves else "any"
+        moment = self._rng.choice([often, often, often, "any", "outputs"])
         child = Child(job.plan, run_dir)
         if moment == "any":
-            child.wait_for("", self._rng.uniform(0, job.whole_s / 2))
+            child.wait_for("", self._rng.uniform(0, job.whole_s / 4))
         elif child.wait_for(moment[0], HANGS_S):
             child.wait_for(moment[0].upper(), self._rng.uniform(0, job.stage_s[moment]))
         killed = child.kill()
@@ -199,10 +200,8 @@ class Soak:
         made = outputs(run_dir)
         if not made.equals(job.expected):
             raise AssertionError(f"{run_dir}: the outputs differ from those of an unbroken run")
-        parts = [
-            keys_of(read_part(path, ["row", "output_index"])) for path in files_of(run_dir, PARTS)
-        ]
-        keys = np.concatenate(parts)
+        parts = [read_part(path, ["row", "output_index"]) for path in files_of(run_dir, PARTS)]
+        keys = np.concatenate([keys_of(part) for part in parts])
         if len(np.unique(keys)) != len(keys):
             raise AssertionError(f"{run_dir}: an answer was computed twice")
         left = [path.name for path in run_dir.rglob("*") if ".tmp" in path.name]
