@@ -383,6 +383,7 @@ def test_run_with_a_changed_input_keeps_what_is_still_asked_for(
     said = blendrun(*words)
     assert "the input has changed: 2 answers kept, 1 row new" in said.err.splitlines()
     assert "outputs: out/outputs.parquet (3 rows)" in said.out
+    assert json.loads(said.out.splitlines()[-1])["answered_rows"] == 3
     said = blendrun(*words, "--limit", "1")
     assert "the input has changed: 1 answer kept, 0 rows new" in said.err.splitlines()
     said = blendrun(*words)

@@ -1,9 +1,9 @@
 """Kills runs at random moments, hundreds of times, and compares what they end with: `make soak`.
 
-Each round runs a job and then a changed input of it in one folder, with a fake engine. Processes
-are forked from this one, killed with SIGKILL, and started again until they end by themselves: the
-outputs must be those of an unbroken run, each answer computed once. Some kills are aimed at the
-moments when answers move to other rows and when outputs are written.
+Each round runs a job, a changed input of it, and the first one again in one folder, with a fake
+engine. Processes are forked from this one, killed with SIGKILL, and started again until they end by
+themselves: the outputs must be those of an unbroken run, each answer computed once. Some kills are
+aimed at the moments when answers move to other rows and when outputs are written.
 """
 
 import argparse
@@ -172,7 +172,7 @@ class Soak:
         number = 0
         while self.kills.total() < num_kills:
             run_dir = self._folder / f"round-{number}"
-            for job in (self._first, self._changed[number % 2]):
+            for job in (self._first, self._changed[number % 2], self._first):
                 while self.kills.total() < num_kills and self._kill(job, run_dir):
                     pass
                 self._end(job, run_dir)

@@ -57,12 +57,14 @@ def as_bytes(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.uint8]:
     """The bytes of values of one width, [rows, width]; no value is null."""
     width = column.type.byte_width
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    parts = [np.zeros((0, width), np.uint8)]
-    for chunk in chunks:
-        if len(chunk):
-            data = np.frombuffer(chunk.buffers()[1], np.uint8).reshape(-1, width)
-            parts.append(data[chunk.offset : chunk.offset + len(chunk)])
-    return np.concatenate(parts)
+    parts = [
+        np.frombuffer(chunk.buffers()[1], np.uint8).reshape(-1, width)[chunk.offset :][: len(chunk)]
+        for chunk in chunks
+        if len(chunk)
+    ]
+    if len(parts) == 1:  # not copied
+        return parts[0]
+    return np.concatenate([np.zeros((0, width), np.uint8), *parts])
 
 
 def _bytes_of(values: npt.NDArray[Any], num_rows: int) -> npt.NDArray[np.uint8]:
