@@ -16,7 +16,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -140,27 +140,29 @@ class Soak:
         ]
         install(lambda _, real: real)
         execute(self._first.plan, folder / "warm", **SETTINGS)  # what is compiled, all share
-        self._measure(self._first, folder / "unbroken-first")
-        for i, job in enumerate(self._changed):
-            self._measure(job, folder / f"unbroken-{i}")
-            self._end(self._first, folder / f"timed-{i}")
-            self._measure(job, folder / f"timed-{i}")  # with answers that move
+        moves = folder / "moves"
+        for job in (self._first, *self._changed, self._first):
+            if job.expected is None:
+                self._measure(job, folder / f"{job.plan.parent.name}-alone", STAGES[1:])
+            if job is not self._first or moves.exists():
+                self._measure(job, moves, STAGES)
+            else:
+                self._end(job, moves)
 
     def _job(self, name: str, rows: list[dict[str, Any]], model: Path, window: int | None) -> Job:
         path, plan = plan_job(self._folder / name, rows, model, window=window)
         return Job(path, plan.job_id)
 
-    def _measure(self, job: Job, run_dir: Path) -> None:
+    def _measure(self, job: Job, run_dir: Path, stages: Sequence[str]) -> None:
         begin, child = time.monotonic(), Child(job.plan, run_dir)
-        for stage in STAGES[run_dir.name.startswith("unbroken") :]:
+        for stage in stages:
             child.wait_for(stage[0], HANGS_S)
             entered = time.monotonic()
             child.wait_for(stage[0].upper(), HANGS_S)
             job.stage_s[stage] = time.monotonic() - entered
         child.join()
-        job.whole_s = time.monotonic() - begin
         if job.expected is None:
-            job.expected = outputs(run_dir)
+            job.whole_s, job.expected = time.monotonic() - begin, outputs(run_dir)
         self._check(job, run_dir)
 
     def _end(self, job: Job, run_dir: Path) -> None:
