@@ -1,5 +1,6 @@
 """Answers follow their content to other rows, whenever the process dies on the way."""
 
+import errno
 import os
 import shutil
 from itertools import count
@@ -15,7 +16,7 @@ from blendrun.data.manifest import Manifest, read_manifest, write_manifest
 from blendrun.data.renumber import renumber, unused_keys
 from blendrun.data.results import ResultJournal, read_answers
 from blendrun.data.unfinished import UNFINISHED_SCHEMA, read_unfinished
-from blendrun.errors import PlanError
+from blendrun.errors import DiskFullError, PlanError
 
 WORDS = ["ant", "bee", "cat", "dog", "eel", "fox"]
 
@@ -120,6 +121,32 @@ def test_an_answer_of_no_row_is_damage(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *("keys.parquet", "manifest.json", "parts", "run.lock", "steps")
     ]
+
+
+def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    begin(tmp_path, WORDS, [[3, 0], [1], [4]], [2, 5])
+    before = state(tmp_path, WORDS)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full := Full(2))
+        with pytest.raises(DiskFullError):
+            change(tmp_path, WORDS[1:], "second")
+    assert full.left < 0
+    assert state(tmp_path, WORDS) == before
+    assert not (tmp_path / "renumbered.tmp").exists()
+    change(tmp_path, WORDS[1:], "second")
+    assert read_manifest(tmp_path).identity == {"job_id": "second"}
+
+
+class Full:
+    """No room from the call number `left` on."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def __call__(self, _: int) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(errno.ENOSPC, "no space left")
 
 
 class Killed(BaseException):

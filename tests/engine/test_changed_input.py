@@ -100,6 +100,20 @@ def test_removed_rows_come_back_without_being_computed(
     assert drawn(tmp_path / "run") == drawn(first)
 
 
+def test_other_columns_that_change_are_in_the_outputs(
+    first: Path, checkpoint: Path, tmp_path: Path
+):
+    shutil.copytree(first, tmp_path / "run")
+    renamed = [{**row, "id": f"row {row['id']}"} for row in ROWS]
+    plan, _ = plan_job(tmp_path, renamed, checkpoint)
+    assert not execute(plan, tmp_path / "run").was_complete
+    assert by_key(outputs(tmp_path / "run")) == {
+        (f"row {name}", index): tokens for (name, index), tokens in by_key(outputs(first)).items()
+    }
+    assert drawn(tmp_path / "run") == drawn(first)
+    assert execute(plan, tmp_path / "run").was_complete
+
+
 def test_unfinished_answers_go_on_at_their_new_rows(
     first: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

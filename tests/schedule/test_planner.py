@@ -234,7 +234,7 @@ def test_a_plan_that_is_not_accepted_leaves_the_old_one(tmp_path: Path, window: 
 
     with pytest.raises(PlanError, match="not wanted"):
         make_plan([str(tmp_path / "rows.jsonl")], settings, path, ignore_progress, refuse)
-    assert seen == ([5] if window is None else [4, 1])
+    assert seen == ([4] if window is None else [3, 1])
     assert read_plan(path).plan.job_id == plan.job_id
 
 

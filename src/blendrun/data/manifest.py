@@ -45,6 +45,7 @@ class Manifest:
     is_complete: bool
     num_answers: int | None = None  # of the whole job, without the rows set aside; None: unknown
     num_rejected: int | None = None  # rows set aside by the plan
+    outputs_of: str | None = None  # hash of the inputs that a complete run's outputs are made of
 
     @classmethod
     def new(

@@ -39,22 +39,21 @@ def renumber(
         PlanError: a part cannot be read, or holds an answer that the job does not have.
         DiskFullError: there is no room for the answers a second time; nothing has changed.
     """
-    folder = renumbered.begin(run_dir)
-    kept = _PartWriter(folder / PARTS_FOLDER)
-    unused = _PartWriter(folder / UNUSED_FOLDER)
-    for table, place in _placed(run_dir, old, new):
-        stays = place >= 0
-        kept.add(_moved(table.filter(pa.array(stays)), new, place[stays]).drop_columns("key"))
-        unused.add(table.filter(pa.array(~stays)))
-    kept.close()
-    unused.close()
-    begun = read_unfinished(run_dir)
-    place = new.find(_contents(begun, old, run_dir / UNFINISHED_FILE))
-    stays = place >= 0
-    write_table(folder / UNFINISHED_FILE, _moved(begun.filter(pa.array(stays)), new, place[stays]))
-    new.write(folder, job_id)
-    write_manifest(folder, manifest)
-    renumbered.commit(run_dir)
+    with renumbered.new_files(run_dir) as folder:
+        kept = _PartWriter(folder / PARTS_FOLDER)
+        unused = _PartWriter(folder / UNUSED_FOLDER)
+        for table, place in _placed(run_dir, old, new):
+            stays = place >= 0
+            kept.add(_moved(table.filter(pa.array(stays)), new, place[stays]).drop_columns("key"))
+            unused.add(table.filter(pa.array(~stays)))
+        kept.close()
+        unused.close()
+        begun = read_unfinished(run_dir)
+        place = new.find(_contents(begun, old, run_dir / UNFINISHED_FILE))
+        begun = _moved(begun.filter(pa.array(place >= 0)), new, place[place >= 0])
+        write_table(folder / UNFINISHED_FILE, begun)
+        new.write(folder, job_id)
+        write_manifest(folder, manifest)
 
 
 def unused_keys(run_dir: Path) -> pa.ChunkedArray:

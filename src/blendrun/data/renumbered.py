@@ -5,6 +5,8 @@ holds then moves into its place, now or, where the process dies, when the run is
 """
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from blendrun.data.answer_keys import KEYS_FILE
@@ -18,12 +20,20 @@ _NAMES = (PARTS_FOLDER, UNUSED_FOLDER, UNFINISHED_FILE, KEYS_FILE, MANIFEST_FILE
 _FOLDER = "renumbered"
 
 
-def begin(run_dir: Path) -> Path:
-    """An empty folder to put `_NAMES` in, all of them."""
+@contextmanager
+def new_files(run_dir: Path) -> Iterator[Path]:
+    """An empty folder for `_NAMES`, all of them; when the block ends well, they count."""
     folder = run_dir / (_FOLDER + TEMP_SUFFIX)
-    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    return folder
+    try:
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    sync_folder(folder)
+    folder.rename(run_dir / _FOLDER)
+    sync_folder(run_dir)
+    settle(run_dir)
 
 
 def settle(run_dir: Path) -> None:
@@ -43,12 +53,3 @@ def settle(run_dir: Path) -> None:
         sync_folder(run_dir)
     folder.rmdir()
     sync_folder(run_dir)
-
-
-def commit(run_dir: Path) -> None:
-    """From now on what lies in the folder of `begin` counts, whatever happens."""
-    folder = run_dir / (_FOLDER + TEMP_SUFFIX)
-    sync_folder(folder)
-    folder.rename(run_dir / _FOLDER)
-    sync_folder(run_dir)
-    settle(run_dir)

@@ -21,7 +21,7 @@ from blendrun.data.manifest import Manifest, read_manifest, write_manifest
 from blendrun.data.outputs import OUTPUTS_FILE, write_outputs
 from blendrun.data.renumber import renumber
 from blendrun.data.results import ResultJournal
-from blendrun.data.sources import SourceFile, check_sources
+from blendrun.data.sources import SourceFile, check_sources, inputs_hash
 from blendrun.data.unfinished import UNFINISHED_SCHEMA
 from blendrun.engine.assembly import find_model
 from blendrun.engine.attempt import RunAttempt, RunEvents
@@ -91,7 +91,9 @@ def execute_plan(
         _, sources = read_header(plan_path)
         export = _export(plan, sources, settings)
         again = settings.retry_errors and len(journal.failed()) > 0
-        if manifest.is_complete and outputs.is_file() and not again:
+        inputs = inputs_hash(sources)
+        is_made = outputs.is_file() and manifest.outputs_of == inputs
+        if manifest.is_complete and is_made and not again:
             path = export.write(outputs)
             return RunResult(run_dir, path, num_rows, _num_errors(outputs), True)
         deadline = Deadline(begin if begin_s is None else begin_s, settings.time_limit_s)
@@ -110,7 +112,7 @@ def execute_plan(
         )
         path = export.write(outputs)
         run.update(wall_s=time.monotonic() - begin)
-        write_manifest(run_dir, replace(run.manifest, is_complete=True))
+        write_manifest(run_dir, replace(run.manifest, is_complete=True, outputs_of=inputs))
     return RunResult(run_dir, path, num_rows, _num_errors(outputs), False)
 
 
