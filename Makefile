@@ -15,8 +15,9 @@ DEMO_MODEL = $$($(BIN)/python -c 'import importlib.util, pathlib; \
 	print(next(pathlib.Path(spec.origin).parent.glob("*.gguf")))')
 
 FUZZ_MINUTES ?= 10
+SOAK_KILLS ?= 1000
 
-.PHONY: help setup demo test lint fuzz sanitize
+.PHONY: help setup demo test lint fuzz soak sanitize
 
 help:
 	@echo 'make demo    a small job on a real model: plan, execute, report'
@@ -24,6 +25,7 @@ help:
 	@echo 'make lint    ruff and mypy'
 	@echo 'make sanitize   tests of the C++ kernels, with checks of addresses and undefined behaviour'
 	@echo 'make fuzz    broken JSON lines for FUZZ_MINUTES (10)'
+	@echo 'make soak    SOAK_KILLS (1000) random kills: every run must end as an unbroken one'
 	@echo 'make setup   virtual environment $(VENV) with torch, blendrun and the demo model'
 	@echo 'make bench-NAME   runs benchmarks/bench_NAME.py'
 
@@ -79,6 +81,9 @@ sanitize: setup
 	  $(BIN)/python -c 'from blendrun.kernels.cpu.attention import CpuAttention; \
 	    print(CpuAttention("cpp").backend_reason())' && \
 	  $(BIN)/python -m pytest tests/kernels --deselect tests/kernels/test_build.py
+
+soak: setup
+	PYTHONPATH=tests $(BIN)/python -m soak.run --kills $(SOAK_KILLS)
 
 bench-%: setup
 	@test -f benchmarks/bench_$*.py || { echo 'no benchmarks/bench_$*.py' >&2; exit 1; }

@@ -369,8 +369,26 @@ def test_run_of_other_prompts_in_the_same_folder_is_refused_and_keeps_it(
 ):
     words = ["run", "rows.jsonl", "-o", "out", "--model", checkpoint]
     assert blendrun(*words).code == 0
-    assert_refused(blendrun(*words, "--limit", "1"), "another job")
+    assert_refused(blendrun(*words, "--temperature", "0.5"), "no row of it is in the input")
+    assert_refused(blendrun(*words, "--seed", "7"), "seed was 0, now 7")
     assert blendrun("report", "out").code == 0
+
+
+def test_run_with_a_changed_input_keeps_what_is_still_asked_for(
+    blendrun: Blendrun, checkpoint: Path, tmp_path: Path
+):
+    words = ["run", "rows.jsonl", "-o", "out", "--model", checkpoint]
+    assert blendrun(*words).code == 0
+    write_rows(tmp_path / "rows.jsonl", [{"prompt": "jumps", "max_tokens": 2}, *ROWS[::-1]])
+    said = blendrun(*words)
+    assert "the input has changed: 2 answers kept, 1 row new" in said.err.splitlines()
+    assert "outputs: out/outputs.parquet (3 rows)" in said.out
+    assert json.loads(said.out.splitlines()[-1])["answered_rows"] == 3
+    said = blendrun(*words, "--limit", "1")
+    assert "the input has changed: 1 answer kept, 0 rows new" in said.err.splitlines()
+    said = blendrun(*words)
+    assert "the input has changed: 3 answers kept, 0 rows new" in said.err.splitlines()
+    assert "outputs: out/outputs.parquet (3 rows)" in said.out
 
 
 def test_run_refuses_several_ranks_before_planning(

@@ -5,7 +5,14 @@ from hashlib import sha256
 
 import pytest
 
-from blendrun.data.sources import SourceFile, check_sources, expand_paths, format_of, hash_file
+from blendrun.data.sources import (
+    SourceFile,
+    check_sources,
+    expand_paths,
+    format_of,
+    hash_file,
+    inputs_hash,
+)
 from blendrun.errors import InputError, PlanError
 
 
@@ -24,6 +31,28 @@ def test_files_keep_the_order_given_and_folders_are_sorted(tmp_path):
     touch(tmp_path, "d/.hidden.jsonl", "d/_tmp/a.parquet", "d/_SUCCESS")
     expected = ["z.jsonl", "d/a/x.NDJSON", "d/b.parquet", "d/c.jsonl.gz"]
     assert names(tmp_path, "z.jsonl", "d") == expected
+
+
+def test_files_of_a_run_in_the_folder_are_no_inputs(tmp_path):
+    touch(tmp_path, "d/run.lock", "d/keys.parquet", "d/unfinished.parquet", "d/outputs.parquet")
+    touch(tmp_path, "d/parts/part-000001.parquet", "d/unused/part-000001.parquet", "d/a.parquet")
+    touch(tmp_path, "d/renumbered/keys.parquet", "d/renumbered.tmp/keys.parquet")
+    assert names(tmp_path, "d") == ["d/a.parquet"]
+
+
+def test_the_hash_of_inputs_is_that_of_what_outputs_take_from_them():
+    def hash_of(path="/x/a=1/b.jsonl", num_rows=3, sha256="ab", columns=()):
+        return inputs_hash([SourceFile(path, "jsonl", num_rows, 10, sha256, columns)])
+
+    assert hash_of() == hash_of(path="/y/z/a=1/c.jsonl")
+    others = [
+        hash_of(path="/x/a=2/b.jsonl"),
+        hash_of(num_rows=2),
+        hash_of(sha256="cd"),
+        hash_of(columns=(("a", "string"),)),
+        inputs_hash([]),
+    ]
+    assert len({hash_of(), *others}) == 6
 
 
 def test_patterns_are_sorted_and_may_go_deep(tmp_path):

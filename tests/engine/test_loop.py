@@ -65,6 +65,7 @@ class Job:
             top_k=zeros,
             min_p=zeros,
             seed=zeros,
+            draw_key=zeros.astype(np.int64),
             ignore_eos=np.ones(n, bool),
             repetition_penalty=zeros + 1,
             presence_penalty=zeros,

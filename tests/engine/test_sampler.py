@@ -8,7 +8,7 @@ from blendrun.engine.sampler import SamplingColumns, filtered_probabilities, sam
 VOCAB = 50
 
 
-def columns(num_rows, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=0, row=None):
+def columns(num_rows, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=0, key=None):
     def full(value, dtype):
         return np.broadcast_to(np.asarray(value, dtype=dtype), (num_rows,)).copy()
 
@@ -18,7 +18,7 @@ def columns(num_rows, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=0, ro
         top_k=full(top_k, np.int32),
         min_p=full(min_p, np.float32),
         seed=full(seed, np.int64),
-        row=np.arange(num_rows, dtype=np.int64) if row is None else full(row, np.int64),
+        key=np.arange(num_rows, dtype=np.int64) if key is None else full(key, np.int64),
         sample=np.zeros(num_rows, dtype=np.int32),
         position=full(5, np.int64),
     )
@@ -118,11 +118,11 @@ def test_a_draw_does_not_depend_on_the_batch_around_it():
     assert alone == together.tolist()
 
 
-def test_another_seed_row_sample_or_position_draws_anew():
+def test_another_seed_key_sample_or_position_draws_anew():
     logits = torch.zeros(200, 1000)
     settings = columns(200, seed=1)
     base = sample(logits, settings).token_ids
-    for name in ("seed", "row", "sample", "position"):
+    for name in ("seed", "key", "sample", "position"):
         values = {n: getattr(settings, n) for n in SamplingColumns.__dataclass_fields__}
         values[name] = values[name] + 1
         other = sample(logits, SamplingColumns(**values)).token_ids

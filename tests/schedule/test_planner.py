@@ -4,6 +4,7 @@ import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -13,6 +14,7 @@ from blendrun.config import resolve
 from blendrun.errors import CapacityError, InputError, PlanError
 from blendrun.schedule.orders import POLICIES
 from blendrun.schedule.plan_file import read_plan, window_paths
+from blendrun.schedule.plan_record import Plan
 from blendrun.schedule.planner import make_plan, plan_again
 from blendrun.schedule.settings import PlanSettings
 from tiny_jobs import SHAPE, ignore_progress, plan_files, plan_job, write_rows
@@ -218,11 +220,21 @@ def test_planning_that_is_refused_leaves_the_old_plan(tmp_path: Path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["plan.data", "plan.json", "rows.jsonl"]
 
 
-def test_a_plan_of_another_job_is_refused_where_one_job_is_asked_for(tmp_path: Path):
+@pytest.mark.parametrize("window", [None, 4])
+def test_a_plan_that_is_not_accepted_leaves_the_old_one(tmp_path: Path, window: int | None):
     path, plan = plan_job(tmp_path, ROWS, SHAPE)
-    settings = resolve(PlanSettings, {"model": SHAPE, "hardware": "h200", "limit": 2}, {}, "test")
-    with pytest.raises(PlanError, match="another job"):
-        make_plan([str(tmp_path / "rows.jsonl")], settings, path, ignore_progress, plan.job_id)
+    wanted = {"model": SHAPE, "hardware": "h200", "limit": 5, "window": window}
+    settings = resolve(PlanSettings, wanted, {}, "test")
+    seen: list[int] = []
+
+    def refuse(new: Plan, folders: Sequence[Path]) -> None:
+        assert new.job_id != plan.job_id
+        seen.extend(pq.read_metadata(folder / "requests.parquet").num_rows for folder in folders)
+        raise PlanError("not wanted")
+
+    with pytest.raises(PlanError, match="not wanted"):
+        make_plan([str(tmp_path / "rows.jsonl")], settings, path, ignore_progress, refuse)
+    assert seen == ([4] if window is None else [3, 1])
     assert read_plan(path).plan.job_id == plan.job_id
 
 

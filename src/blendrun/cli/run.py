@@ -1,6 +1,7 @@
 """`blendrun run`: plan, execute and report in one go."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,9 @@ from blendrun.cli.plan_table import print_plan
 from blendrun.cli.progress import StageProgress
 from blendrun.cli.report import report
 from blendrun.data.manifest import read_manifest
+from blendrun.data.results import ResultJournal
+from blendrun.schedule.continued_run import check_continues, keys_in
+from blendrun.schedule.plan_record import Plan
 from blendrun.schedule.planner import make_plan
 
 _EXECUTE = (
@@ -96,11 +100,18 @@ def run(
     plan_flags = {k: v for k, v in given.items() if k not in ("prompts", "output", "config")}
     settings = flags.plan_settings(config, plan_flags | {"hardware": hardware or "this-cpu"})
     plan_path = output / "plan.json"
-    flags.execute_settings(execute_flags)  # refuse unusable ones before planning
-    manifest = read_manifest(output)
-    only_job = manifest.identity.get("job_id") if manifest else None
+    chosen = flags.execute_settings(execute_flags)  # refuses unusable ones before planning
+
+    def accept(plan: Plan, folders: Sequence[Path]) -> None:
+        if read_manifest(output) is None:
+            return
+        with ResultJournal(output) as journal:
+            manifest = read_manifest(output)
+            if manifest is not None:
+                check_continues(journal, manifest, chosen.identity(plan), keys_in(folders))
+
     with StageProgress() as progress:
-        made = make_plan(prompts, settings, plan_path, progress, only_job)
+        made = make_plan(prompts, settings, plan_path, progress, accept)
     with stdout_may_close():
         print_plan(made, plan_path)
     try:

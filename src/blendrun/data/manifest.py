@@ -13,10 +13,11 @@ from blendrun.errors import InputError, PlanError
 
 MANIFEST_FILE = "manifest.json"
 LOG_FILE = "run.log"
-_FORMAT, _VERSION = "blendrun-run", 2
+_FORMAT, _VERSION = "blendrun-run", 3
 # where the values, hashes, would tell nobody anything
 _CHANGED = {
-    "job_id": "its prompts, model or sampling are others",
+    "job_id": "no row of it is in the input any more, with its parameters",
+    "model": "its model is another",
     "weights": "its weights are others",
 }
 
@@ -44,6 +45,7 @@ class Manifest:
     is_complete: bool
     num_answers: int | None = None  # of the whole job, without the rows set aside; None: unknown
     num_rejected: int | None = None  # rows set aside by the plan
+    outputs_of: str | None = None  # hash of the inputs that a complete run's outputs are made of
 
     @classmethod
     def new(

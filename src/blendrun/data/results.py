@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from blendrun.data.answers import ANSWER_SCHEMA, answer_keys
 from blendrun.data.disk import TEMP_SUFFIX, make_folder
 from blendrun.data.lock import take_lock
+from blendrun.data.renumbered import PARTS_FOLDER, settle
 from blendrun.data.table_file import write_table
 from blendrun.data.unfinished import read_unfinished, write_unfinished
 from blendrun.errors import PlanError
@@ -24,7 +25,7 @@ from blendrun.errors import PlanError
 _KEY_COLUMNS = ["row", "output_index"]
 LOCK_FILE = "run.lock"
 PARTS, STEPS = "part", "steps"  # file name stems
-_FOLDERS = {PARTS: "parts", STEPS: "steps"}
+_FOLDERS = {PARTS: PARTS_FOLDER, STEPS: "steps"}
 # 64-bit offsets: all answers of a job together may hold more than 2 GiB of text.
 
 
@@ -50,16 +51,22 @@ class ResultJournal:
         self.run_dir = run_dir
         self._lock = take_lock(run_dir / LOCK_FILE)
         try:
-            for folder in (run_dir, *(run_dir / name for name in _FOLDERS.values())):
-                make_folder(folder)
-                for leftover in folder.glob(f"*{TEMP_SUFFIX}"):
-                    leftover.unlink()
-            files = {stem: files_of(run_dir, stem) for stem in _FOLDERS}
-            self._last = {stem: _number(paths[-1]) if paths else 0 for stem, paths in files.items()}
-            self._keys = [keys_of(read_part(path, _KEY_COLUMNS)) for path in files[PARTS]]
+            self.reload()
         except BaseException:
             self._lock.close()
             raise
+
+    def reload(self) -> None:
+        """Looks at what is in the folder, and tidies up after a process that died. As the class."""
+        settle(self.run_dir)
+        for folder in (self.run_dir, *(self.run_dir / name for name in _FOLDERS.values())):
+            make_folder(folder)
+            for leftover in folder.glob(f"*{TEMP_SUFFIX}"):
+                if leftover.is_file():  # a folder is somebody else's: a plan in the making
+                    leftover.unlink()
+        files = {stem: files_of(self.run_dir, stem) for stem in _FOLDERS}
+        self._last = {stem: _number(paths[-1]) if paths else 0 for stem, paths in files.items()}
+        self._keys = [keys_of(read_part(path, _KEY_COLUMNS)) for path in files[PARTS]]
 
     def finished(self) -> npt.NDArray[np.int64]:
         """Keys (`answer_keys`) of the answers that are there, sorted, each once."""
@@ -174,7 +181,12 @@ def read_steps(run_dir: Path) -> pa.Table:
 
 def files_of(run_dir: Path, stem: str) -> list[Path]:
     """The files of PARTS or STEPS, oldest first."""
-    names = (run_dir / _FOLDERS[stem]).glob(f"{stem}-*.parquet")
+    return part_files(run_dir / _FOLDERS[stem], stem)
+
+
+def part_files(folder: Path, stem: str) -> list[Path]:
+    """The numbered files of a folder, oldest first."""
+    names = folder.glob(f"{stem}-*.parquet")
     return sorted((path for path in names if path.stem[len(stem) + 1 :].isdecimal()), key=_number)
 
 

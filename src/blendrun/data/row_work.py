@@ -11,6 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from blendrun.data.columns import ColumnNames
+from blendrun.data.content import CONTENT_BYTES, as_binary, content_hashes
+from blendrun.data.flat_tokens import FlatTokens
 from blendrun.data.input_options import InputOptions
 from blendrun.data.notes import Notes
 from blendrun.data.openai_batch import batch_requests, is_model
@@ -36,6 +38,7 @@ REQUEST_SCHEMA = pa.schema(
         # rare parameters are null where not set
         *((name, kind.arrow) for name, kind in PARAM_KINDS.items() if name not in _OWN_PLACE),
         ("structure", STRUCTURE_TYPE),  # what the answer must look like
+        ("content", pa.binary(CONTENT_BYTES)),  # hash of the prompt and the parameters
     ]
 )
 
@@ -81,15 +84,15 @@ class RowWork:
         keep[list(rejections)] = False
         rows = np.flatnonzero(keep)
         counts = params.numbers["n"][rows]  # a request for each answer
-        prompts = prompts.where(keep).repeated(counts)
+        prompts = prompts.where(keep)
         ids, custom_ids = self._ids(batch), batch.custom_ids()
         return WorkedRows(
             piece.path,
             len(batch),
             batch.lines,
-            self._requests(np.repeat(rows, counts), prompts.lengths, params),
+            self._requests(rows, prompts, params),
             rejected_rows(piece.path, batch.lines, rejections, dict([*ids, *custom_ids])),
-            prompts,
+            prompts.repeated(counts),
             batch.kinds,
             notes,
             ids,
@@ -129,24 +132,25 @@ class RowWork:
                 )
 
     def _requests(
-        self, rows: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], params: ParamColumns
+        self, rows: npt.NDArray[np.int64], prompts: FlatTokens, params: ParamColumns
     ) -> pa.RecordBatch:
+        """A request for each answer to `rows`, whose prompts are `prompts`."""
         numbers = {field: values[rows] for field, values in params.numbers.items()}
-        is_new = np.diff(rows, prepend=-1) > 0
-        first = np.maximum.accumulate(np.where(is_new, np.arange(len(rows)), 0))
-        room = self.context_len - lengths
-        max_tokens = np.minimum(numbers.pop("max_tokens"), room).astype(np.int32)
+        lengths, counts = prompts.lengths, numbers.pop("n")
+        max_tokens = np.minimum(numbers["max_tokens"], self.context_len - lengths).astype(np.int32)
+        numbers["max_tokens"] = max_tokens
+        rare = {field: [values[row] for row in rows] for field, values in params.rare.items()}
         expected = params.expected_len[rows]
         columns = {
             "row": rows,
-            "sample": np.arange(len(rows)) - first,
+            "sample": np.zeros(len(rows), np.int32),
             "prompt_len": lengths.astype(np.int32),
-            "max_tokens": max_tokens,
             "expected_len": pa.array(
                 np.clip(expected, 1, np.maximum(max_tokens, 1)).astype(np.int32), mask=expected < 0
             ),
+            "content": as_binary(content_hashes(numbers, rare, prompts)),
             **numbers,
-            **{field: [values[row] for row in rows] for field, values in params.rare.items()},
+            **rare,
         }
         arrays = [
             pa.array(columns[field.name], field.type)
@@ -154,4 +158,14 @@ class RowWork:
             else pa.nulls(len(rows), field.type)
             for field in REQUEST_SCHEMA
         ]
-        return pa.RecordBatch.from_arrays(arrays, schema=REQUEST_SCHEMA)
+        batch = pa.RecordBatch.from_arrays(arrays, schema=REQUEST_SCHEMA)
+        return batch if (counts == 1).all() else _for_each_answer(batch, counts)
+
+
+def _for_each_answer(batch: pa.RecordBatch, counts: npt.NDArray[np.int32]) -> pa.RecordBatch:
+    """Each row as often as it wants answers."""
+    several = batch.take(pa.array(np.repeat(np.arange(len(counts)), counts)))
+    sample = np.arange(len(several)) - np.repeat(np.cumsum(counts) - counts, counts)
+    field = REQUEST_SCHEMA.field("sample")
+    place = REQUEST_SCHEMA.get_field_index("sample")
+    return several.set_column(place, field, pa.array(sample, field.type))

@@ -22,7 +22,7 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0  # 0 = off
     min_p: float = 0.0
-    seed: int = 0  # draws depend on (seed, row, sample, position)
+    seed: int = 0  # draws depend on (seed, content of the row, sample, position)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()

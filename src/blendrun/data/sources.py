@@ -20,6 +20,7 @@ from blendrun.data.locations import (
     remote_files,
     size_of,
 )
+from blendrun.data.partitions import partitions_of
 from blendrun.errors import InputError, PlanError
 
 Format = Literal["parquet", "jsonl"]
@@ -34,7 +35,12 @@ _FORMATS: dict[str, Format] = {
     ".ndjson.zst": "jsonl",
 }
 _RUN_MARK = "run.lock"
-_RUN_OUTPUTS = frozenset({"outputs.parquet", "parts", "steps", "report"})
+_RUN_OUTPUTS = frozenset(
+    {
+        *("outputs.parquet", "unfinished.parquet", "keys.parquet"),
+        *("parts", "unused", "renumbered", "renumbered.tmp", "steps", "report"),
+    }
+)
 _CHUNK_BYTES = 4 * 2**20
 
 
@@ -61,6 +67,16 @@ class SourceFile:
             return cls(**{**record, "columns": columns})
         except (KeyError, TypeError, ValueError) as error:
             raise PlanError(f"not a description of an input file: {error}") from error
+
+
+def inputs_hash(sources: Sequence[SourceFile]) -> str:
+    """Of what outputs take from the inputs, wherever the files lie."""
+    digest = hashlib.sha256()
+    for source in sources:
+        partitions = partitions_of(locate(source.path))
+        what = (source.format, source.num_rows, source.sha256, source.columns, partitions)
+        digest.update(repr(what).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()[:16]
 
 
 def expand_paths(paths: Sequence[str]) -> list[Location]:

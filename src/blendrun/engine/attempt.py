@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from blendrun.compiled import is_first_use
+from blendrun.data.answer_keys import AnswerKeys
 from blendrun.data.answers import answers_table
 from blendrun.data.manifest import Attempt, Manifest, write_manifest
 from blendrun.data.results import ResultJournal, keys_of, read_answers
@@ -57,6 +58,7 @@ class RunAttempt:
         events: RunEvents,
         journal: ResultJournal,
         manifest: Manifest,
+        keys: AnswerKeys,
         deadline: Deadline,
         *,
         sample_only: bool = False,
@@ -65,7 +67,7 @@ class RunAttempt:
         manifest = replace(manifest, attempts=(*manifest.attempts, attempt))
         self._sample_only = sample_only
         self._plan, self._settings, self._events = plan, settings, events
-        self._journal, self._deadline = journal, deadline
+        self._journal, self._keys, self._deadline = journal, keys, deadline
         self.manifest = manifest
         self._model: LoadedModel | None = None
         self._loaded_at = 0.0
@@ -84,7 +86,7 @@ class RunAttempt:
         self._save()
         for path in window_paths(plan_path, self._plan):
             stored = read_plan(path)
-            requests = EngineRequests.of(stored, self._settings.ignore_eos)
+            requests = EngineRequests.of(stored, self._settings.ignore_eos, self._keys)
             pending = _pending(requests, self._finished)
             if self._sample_only:
                 pending = _sample(requests, pending, self._plan.settings["seed"])

@@ -70,7 +70,7 @@ class TokenDrawer:
             columns.top_k[request],
             columns.min_p[request],
             columns.seed[request],
-            columns.row[request],
+            columns.draw_key[request],
             columns.sample[request],
             position,
         )

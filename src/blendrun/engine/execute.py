@@ -14,19 +14,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from blendrun.data.answer_keys import AnswerKeys, has_keys, read_keys
 from blendrun.data.columns import ColumnNames
 from blendrun.data.exports import Export, drop_exports
 from blendrun.data.manifest import Manifest, read_manifest, write_manifest
 from blendrun.data.outputs import OUTPUTS_FILE, write_outputs
+from blendrun.data.renumber import renumber
 from blendrun.data.results import ResultJournal
-from blendrun.data.sources import SourceFile, check_sources
+from blendrun.data.sources import SourceFile, check_sources, inputs_hash
 from blendrun.data.unfinished import UNFINISHED_SCHEMA
+from blendrun.engine.assembly import find_model
 from blendrun.engine.attempt import RunAttempt, RunEvents
 from blendrun.engine.deadline import Deadline
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.errors import InputError, PlanError
+from blendrun.schedule.continued_run import check_continues, plan_keys
 from blendrun.schedule.plan_file import read_header
 from blendrun.schedule.plan_record import Plan
+from blendrun.units import count_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +53,12 @@ def execute_sample(
     Raises:
         as `execute_plan`.
     """
-    with _opened(plan_path, run_dir, settings) as (plan, journal, manifest):
+    with _opened(plan_path, run_dir, settings, events) as (plan, journal, manifest, keys):
         if not manifest.is_complete:
             no_limit = Deadline(0.0, None)
-            run = RunAttempt(plan, settings, events, journal, manifest, no_limit, sample_only=True)
+            run = RunAttempt(
+                plan, settings, events, journal, manifest, keys, no_limit, sample_only=True
+            )
             for _ in run.windows(plan_path):
                 pass
             write_manifest(run_dir, run.manifest)
@@ -66,6 +73,9 @@ def execute_plan(
 ) -> RunResult:
     """Run a plan, or what is left of it, in `run_dir`.
 
+    A run of the same model and settings is continued also where the input has changed since: what
+    it has of rows that are still there is kept.
+
     `begin_s`: when the time limit began to count, on the monotonic clock; None: now.
 
     Raises:
@@ -75,18 +85,20 @@ def execute_plan(
         BackendError: the engine failed; what is finished is saved.
     """
     begin = time.monotonic()
-    with _opened(plan_path, run_dir, settings) as (plan, journal, manifest):
+    with _opened(plan_path, run_dir, settings, events) as (plan, journal, manifest, keys):
         counts, outputs = plan.counts, run_dir / OUTPUTS_FILE
         num_rows = counts.requests + counts.rejected
         _, sources = read_header(plan_path)
         export = _export(plan, sources, settings)
         again = settings.retry_errors and len(journal.failed()) > 0
-        if manifest.is_complete and outputs.is_file() and not again:
+        inputs = inputs_hash(sources)
+        is_made = outputs.is_file() and manifest.outputs_of == inputs
+        if manifest.is_complete and is_made and not again:
             path = export.write(outputs)
             return RunResult(run_dir, path, num_rows, _num_errors(outputs), True)
         deadline = Deadline(begin if begin_s is None else begin_s, settings.time_limit_s)
         manifest = replace(manifest, is_complete=False)
-        run = RunAttempt(plan, settings, events, journal, manifest, deadline)
+        run = RunAttempt(plan, settings, events, journal, manifest, keys, deadline)
         windows = list(run.windows(plan_path))
         journal.save_unfinished(UNFINISHED_SCHEMA.empty_table())
         drop_exports(run_dir)
@@ -100,36 +112,49 @@ def execute_plan(
         )
         path = export.write(outputs)
         run.update(wall_s=time.monotonic() - begin)
-        write_manifest(run_dir, replace(run.manifest, is_complete=True))
+        write_manifest(run_dir, replace(run.manifest, is_complete=True, outputs_of=inputs))
     return RunResult(run_dir, path, num_rows, _num_errors(outputs), False)
 
 
 @contextmanager
 def _opened(
-    plan_path: Path, run_dir: Path, settings: ExecuteSettings
-) -> Iterator[tuple[Plan, ResultJournal, Manifest]]:
-    """The plan, checked against its inputs, and the run folder, which belongs to it."""
+    plan_path: Path, run_dir: Path, settings: ExecuteSettings, events: RunEvents
+) -> Iterator[tuple[Plan, ResultJournal, Manifest, AnswerKeys]]:
+    """The plan, checked against its inputs; the run folder, which belongs to it; what it wants."""
     plan, sources = read_header(plan_path)
     _check_executable(plan)
     check_sources(sources)
     _export(plan, sources, settings).check()
-    identity = {
-        "job_id": plan.job_id,
-        "dtype": settings.dtype,
-        "ignore_eos": settings.ignore_eos,
-    }
     if (run_dir / OUTPUTS_FILE).exists() and read_manifest(run_dir) is None:
         raise InputError(
             f"{run_dir} holds an {OUTPUTS_FILE} that no run has made",
             "give another --run-dir, or move that file away",
         )
+    keys = plan_keys(plan_path, plan)
+    counts, identity = plan.counts, settings.identity(plan)
     with ResultJournal(run_dir) as journal:
-        counts = plan.counts
-        manifest = read_manifest(run_dir) or Manifest.new(
-            plan_path, identity, counts.requests, counts.rejected
-        )
-        manifest.check_same_job(identity, run_dir)
-        yield plan, journal, manifest
+        new = Manifest.new(plan_path, identity, counts.requests, counts.rejected)
+        manifest = read_manifest(run_dir) or new
+        overlap = check_continues(journal, manifest, identity, keys)
+        if overlap is not None:
+            if "weights" in manifest.identity:
+                weights = find_model(plan, settings).weights_fingerprint()
+                manifest.check_same_job({"weights": weights}, run_dir)
+            manifest = replace(
+                new,
+                identity={**manifest.identity, **identity},
+                environment=manifest.environment,
+                attempts=manifest.attempts,
+            )
+            renumber(run_dir, read_keys(run_dir), keys, plan.job_id, manifest)
+            journal.reload()
+            events.note(
+                f"the input has changed: {count_of(overlap.num_kept, 'answer')} kept, "
+                f"{count_of(overlap.num_new, 'row')} new"
+            )
+        if not has_keys(run_dir, plan.job_id):
+            keys.write(run_dir, plan.job_id)
+        yield plan, journal, manifest, keys
 
 
 def _export(plan: Plan, sources: Sequence[SourceFile], settings: ExecuteSettings) -> Export:

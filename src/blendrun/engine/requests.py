@@ -7,7 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from blendrun.data.answer_keys import AnswerKeys
 from blendrun.data.answers import answer_keys
+from blendrun.data.content import as_bytes
 from blendrun.data.param_kinds import RARE_PARAMS
 from blendrun.data.structures import Structure
 from blendrun.schedule.lengths import is_known
@@ -34,6 +36,7 @@ class EngineRequests:
     top_k: Int32
     min_p: npt.NDArray[np.float32]
     seed: Int64
+    draw_key: Int64  # what draws depend on beside the seed: prompt, parameters, which of equal rows
     ignore_eos: npt.NDArray[np.bool_]
     repetition_penalty: npt.NDArray[np.float32]
     presence_penalty: npt.NDArray[np.float32]
@@ -53,12 +56,19 @@ class EngineRequests:
     seen: tuple[Int32, Int32]  # output lengths known before: requests alike, and tokens
 
     @classmethod
-    def of(cls, stored: StoredPlan, ignore_eos: bool) -> "EngineRequests":
+    def of(
+        cls, stored: StoredPlan, ignore_eos: bool, keys: AnswerKeys | None = None
+    ) -> "EngineRequests":
+        """The requests of a plan; `keys` of the whole job, where that is more than this plan."""
         sequence = stored.requests["request"].to_numpy()
         table = stored.requests.take(np.argsort(sequence))
         column = {
-            name: table[name].to_numpy() for name in table.column_names if name not in RARE_PARAMS
+            name: table[name].to_numpy()
+            for name in table.column_names
+            if name not in (*RARE_PARAMS, "content")
         }
+        row, sample = column["row"], column["sample"]
+        keys = keys or AnswerKeys.of(row, sample, as_bytes(table["content"]))
         rare = {name: _where_set(table[name]) for name in ("stop", "stop_token_ids", "logit_bias")}
         rare["structure"] = _where_set(table["structure"])
         has_stops, has_edits, has_structure = np.zeros((3, len(sequence)), np.bool_)
@@ -69,8 +79,8 @@ class EngineRequests:
             has_edits |= column[name] != off
         return cls(
             sequence=sequence,
-            row=column["row"],
-            sample=column["sample"],
+            row=row,
+            sample=sample,
             prompt_len=column["prompt_len"],
             max_tokens=column["max_tokens"],
             expected_output_len=column["expected_output_len"],
@@ -80,6 +90,7 @@ class EngineRequests:
             top_k=column["top_k"],
             min_p=column["min_p"],
             seed=column["seed"],
+            draw_key=keys.draw_keys(answer_keys(row, sample)),
             ignore_eos=column["ignore_eos"] | ignore_eos,
             repetition_penalty=column["repetition_penalty"],
             presence_penalty=column["presence_penalty"],

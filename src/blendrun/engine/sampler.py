@@ -27,7 +27,7 @@ class SamplingColumns:
     top_k: np.ndarray  # int32, 0 = off
     min_p: np.ndarray  # float32, 0 = off
     seed: np.ndarray  # int64
-    row: np.ndarray  # int64, input row of the request
+    key: np.ndarray  # int64, of the content of the request's row
     sample: np.ndarray  # int32, which of a request's samples
     position: np.ndarray  # int64, position of the drawn token in its sequence
 
@@ -80,7 +80,7 @@ def filtered_probabilities(logits: Tensor, columns: SamplingColumns) -> Tensor:
 
 def _draw(logits: Tensor, columns: SamplingColumns) -> np.ndarray:
     cumulative = filtered_probabilities(logits, columns).cumsum(dim=-1)
-    u = uniforms(columns.seed, columns.row, columns.sample, columns.position)
+    u = uniforms(columns.seed, columns.key, columns.sample, columns.position)
     total = cumulative[:, -1:]
     target = torch.from_numpy(u)[:, None].to(logits.device) * total
     # Rounding must not push the target onto the total, past the last token.

@@ -1,10 +1,11 @@
 """What a person can set when executing a plan. Defaults stand here and nowhere else."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from blendrun.data.exports import OutputFormat
 from blendrun.errors import InputError
+from blendrun.schedule.plan_record import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +37,13 @@ class ExecuteSettings:
                 raise InputError(f"{name} must be 0 or more, not {getattr(self, name)}")
         if self.time_limit_s is not None and not self.time_limit_s > 0:
             raise InputError(f"time_limit_s must be above 0, not {self.time_limit_s}")
+
+    def identity(self, plan: Plan) -> dict[str, Any]:
+        """What the answers of a run of `plan` depend on."""
+        return {
+            "job_id": plan.job_id,
+            "model": plan.model.fingerprint,
+            "seed": plan.settings["seed"],
+            "dtype": self.dtype,
+            "ignore_eos": self.ignore_eos,
+        }

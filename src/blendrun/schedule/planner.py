@@ -4,7 +4,7 @@ Needs a model's config and tokenizer, never its weights, and never torch.
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -18,7 +18,7 @@ from blendrun.cost.hardware import HardwareProfile
 from blendrun.data.ingest import Ingested, Ingester
 from blendrun.data.row_work import REQUEST_SCHEMA
 from blendrun.data.token_store import OFFSETS_FILE, TOKENS_FILE, TokenStore
-from blendrun.errors import CapacityError, PlanError
+from blendrun.errors import CapacityError
 from blendrun.schedule import plan_file
 from blendrun.schedule.earlier_run import Observed, observe
 from blendrun.schedule.lengths import expected_lengths
@@ -44,18 +44,18 @@ def make_plan(
     settings: Resolved[PlanSettings],
     path: Path,
     progress: Progress,
-    only_job: str | None = None,
+    accept: Callable[[Plan, Sequence[Path]], None] | None = None,
 ) -> Plan:
     """Plan the requests of `prompts` and write `path` and its sidecars.
 
     A plan that lies at `path` already is replaced when the new one is complete, not before.
 
     Args:
-        only_job: refuse a plan of another job than this `job_id`.
+        accept: takes the plan and the folders of its sidecars, one for each window; what it raises
+            refuses the plan, and the old one stays.
 
     Raises:
         InputError: files, columns, model or settings that cannot be used.
-        PlanError: the job is not `only_job`.
         CapacityError: the model leaves no memory for KV on the planned hardware.
     """
     model = load_model(settings.value)
@@ -68,11 +68,9 @@ def make_plan(
         else:
             plan = planner.plan_windows(ingester, path, folder, settings.value.window)
             sources = ingester.sources()
-        if only_job is not None and plan.job_id != only_job:
-            raise PlanError(
-                f"{path.parent} holds the run of another job",
-                "other prompts, model or sampling need another folder",
-            )
+        if accept is not None:
+            windows = [folder / Path(name).name for name in plan.windows]
+            accept(plan, [plan_file.sidecar_folder(window) for window in windows] or [folder])
     plan_file.write_plan(path, plan, sources)
     return plan
 

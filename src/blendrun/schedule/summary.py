@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from blendrun import __version__
 from blendrun.config import Resolved
+from blendrun.data.content import as_bytes
 from blendrun.data.ingest import Ingested
-from blendrun.data.param_kinds import RARE_PARAMS
 from blendrun.schedule.estimate import predict
 from blendrun.schedule.lengths import PRIOR
 from blendrun.schedule.orders import Order
@@ -166,15 +166,7 @@ def _job_id(rows: Ingested, model: PlannedModel) -> str:
     digest = hashlib.sha256()
     digest.update((model.record.fingerprint or model.record.spec).encode())
     digest.update(str(rows.num_rows).encode())
-    digest.update(rows.store.tokens.data)
-    digest.update(rows.store.offsets.data)
-    identity = rows.requests.drop_columns(["expected_len"])
-    for name in identity.column_names:
-        column = identity[name]
-        digest.update(name.encode())
-        if name in RARE_PARAMS:
-            set_at = np.flatnonzero(column.is_valid().to_numpy())
-            digest.update(set_at.tobytes() + repr(column.drop_null().to_pylist()).encode())
-        else:
-            digest.update(column.to_numpy().tobytes())
+    for name in ("row", "sample"):
+        digest.update(rows.requests[name].to_numpy().tobytes())
+    digest.update(as_bytes(rows.requests["content"]).data)
     return digest.hexdigest()[:16]
