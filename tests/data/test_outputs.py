@@ -116,7 +116,7 @@ def test_json_columns_come_back_by_kind_and_bad_rows_with_their_reason(tmp_path,
     assert table["meta"].to_pylist() == [None, None, None, '{"a": [1, {}]}', '"text"']
     assert table["status"].to_pylist() == ["ok", "error", "ok", "ok", "error"]
     errors = table["error"].to_pylist()
-    assert errors[1].startswith("bad_json: Expecting value")
+    assert errors[1].startswith(f"bad_json: {path}, line 3: Expecting value")
     assert errors[4].startswith("empty_prompt: ")
     assert [errors[i] for i in (0, 2, 3)] == [None] * 3
     for name in set(PLAIN_OUTPUT_COLUMNS) - {"status", "error", "stop_reason"}:
