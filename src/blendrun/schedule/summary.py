@@ -119,7 +119,7 @@ def _counts(job: PricedJob, order: Order) -> PlanCounts:
         expected_output_tokens=int(job.output_len.sum(dtype=np.int64)),
         prefix_nodes=order.tree.num_nodes,
         kv_capacity_tokens=job.kv_capacity_tokens,
-        lengths_from=_value_counts(pa.array(job.lengths.origin.tolist(), pa.string())),
+        lengths_from=_value_counts(job.lengths.origin_names()),
         rejected_by_code=_value_counts(job.rows.rejected["code"]),
     )
 
