@@ -23,6 +23,7 @@ _EXECUTE = (
     "max_seqs",
     "prefix_cache",
     "output_format",
+    "output_part_size",
     "time_limit",
     "retry_errors",
 )
@@ -82,6 +83,7 @@ def run(
     max_seqs: flags.MaxSeqs = None,
     prefix_cache: flags.PrefixCache = None,
     output_format: flags.OutputFormatFlag = None,
+    output_part_size: flags.OutputPartSize = None,
     time_limit: flags.TimeLimit = None,
     retry_errors: flags.RetryErrors = None,
     tp: flags.Tp = None,

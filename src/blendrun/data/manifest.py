@@ -44,6 +44,7 @@ class Manifest:
     is_complete: bool
     num_answers: int | None = None  # of the whole job, without the rows set aside; None: unknown
     num_rejected: int | None = None  # rows set aside by the plan
+    output_part_size: int | None = None  # bytes, of a complete run; None: one file
 
     @classmethod
     def new(

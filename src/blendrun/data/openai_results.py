@@ -3,6 +3,7 @@
 https://platform.openai.com/docs/api-reference/batch/request-output
 """
 
+import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -17,10 +18,12 @@ class OpenAiResults:
         """Rows in whose `chat_column` there is something are chats."""
         self._model, self._job, self._created = model, job_id[:12], int(time.time())
         self._chat_column = chat_column
+        self._number = itertools.count()  # of input rows, over all parts
 
     def lines(self, rows: Iterable[Row]) -> Iterator[tuple[bool, Row]]:
         """A line for each input row out of its rows in the outputs, and whether it is an error."""
-        for number, answers in enumerate(_by_input(rows)):
+        for answers in _by_input(rows):
+            number = next(self._number)
             good = [answer for answer in answers if answer["status"] == "ok"]
             custom_id = answers[0][CUSTOM_ID]
             line: Row = {

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from blendrun.data.answers import ANSWER_SCHEMA, answer_keys
 from blendrun.data.disk import TEMP_SUFFIX, make_folder
 from blendrun.data.lock import take_lock
+from blendrun.data.output_files import remove
 from blendrun.data.part_files import (
     MOST_SMALL_FILES,
     list_files,
@@ -62,7 +63,7 @@ class ResultJournal:
             for folder in (run_dir, *(run_dir / name for name in _FOLDERS.values())):
                 make_folder(folder)
                 for leftover in folder.glob(f"*{TEMP_SUFFIX}"):
-                    leftover.unlink()
+                    remove(leftover)
             self._last, self._num_small = dict[str, int](), dict[str, int]()
             for stem, name in _FOLDERS.items():
                 remove_superseded(run_dir / name, stem)

@@ -34,7 +34,11 @@ _FORMATS: dict[str, Format] = {
     ".ndjson.zst": "jsonl",
 }
 _RUN_MARK = "run.lock"
-_RUN_OUTPUTS = frozenset({"outputs.parquet", "parts", "steps", "report"})
+_RUN_OUTPUTS = frozenset(
+    {"outputs.parquet", "outputs", "outputs.jsonl", "outputs-jsonl", "parts", "steps", "report"}
+    | {"openai-results.jsonl", "openai-errors.jsonl", "openai-results", "openai-errors"}
+    | {"unfinished.parquet"}
+)
 _CHUNK_BYTES = 4 * 2**20
 
 

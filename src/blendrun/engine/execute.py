@@ -1,6 +1,6 @@
 """Execute a plan on this machine: open the run folder, run what is not answered, write outputs.
 
-The same call starts a run and continues it. At the end every input row is in `outputs.parquet`.
+The same call starts a run and continues it. At the end every input row is in the outputs.
 """
 
 import time
@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 from blendrun.data.columns import ColumnNames
 from blendrun.data.exports import Export, drop_exports
 from blendrun.data.manifest import Manifest, read_manifest, write_manifest
-from blendrun.data.outputs import OUTPUTS_FILE, write_outputs
+from blendrun.data.output_files import OUTPUT_NAMES, OutputFiles, parts_of
+from blendrun.data.outputs import write_outputs
 from blendrun.data.results import ResultJournal
 from blendrun.data.sources import SourceFile, check_sources
 from blendrun.data.unfinished import UNFINISHED_SCHEMA
@@ -76,14 +77,15 @@ def execute_plan(
     """
     begin = time.monotonic()
     with _opened(plan_path, run_dir, settings) as (plan, journal, manifest):
-        counts, outputs = plan.counts, run_dir / OUTPUTS_FILE
+        counts, files = plan.counts, OutputFiles(run_dir, settings.output_part_size)
         num_rows = counts.requests + counts.rejected
         _, sources = read_header(plan_path)
         export = _export(plan, sources, settings)
         again = settings.retry_errors and len(journal.failed()) > 0
-        if manifest.is_complete and outputs.is_file() and not again:
-            path = export.write(outputs)
-            return RunResult(run_dir, path, num_rows, _num_errors(outputs), True)
+        is_written = files.path.exists() and manifest.output_part_size == files.part_bytes
+        if manifest.is_complete and is_written and not again:
+            path = export.write(files.path)
+            return RunResult(run_dir, path, num_rows, _num_errors(files.path), True)
         deadline = Deadline(begin if begin_s is None else begin_s, settings.time_limit_s)
         manifest = replace(manifest, is_complete=False)
         run = RunAttempt(plan, settings, events, journal, manifest, deadline)
@@ -97,10 +99,12 @@ def execute_plan(
             pa.concat_tables([window.rejected for window in windows]),
             np.concatenate([window.num_answers for window in windows]),
             [window.rows for window in windows],
+            files.part_bytes,
         )
         path = export.write(outputs)
         run.update(wall_s=time.monotonic() - begin)
-        write_manifest(run_dir, replace(run.manifest, is_complete=True))
+        done = replace(run.manifest, is_complete=True, output_part_size=files.part_bytes)
+        write_manifest(run_dir, done)
     return RunResult(run_dir, path, num_rows, _num_errors(outputs), False)
 
 
@@ -118,11 +122,12 @@ def _opened(
         "dtype": settings.dtype,
         "ignore_eos": settings.ignore_eos,
     }
-    if (run_dir / OUTPUTS_FILE).exists() and read_manifest(run_dir) is None:
-        raise InputError(
-            f"{run_dir} holds an {OUTPUTS_FILE} that no run has made",
-            "give another --run-dir, or move that file away",
-        )
+    for name in OUTPUT_NAMES:
+        if (run_dir / name).exists() and read_manifest(run_dir) is None:
+            raise InputError(
+                f"{run_dir} holds an {name} that no run has made",
+                "give another --run-dir, or move that away",
+            )
     with ResultJournal(run_dir) as journal:
         counts = plan.counts
         manifest = read_manifest(run_dir) or Manifest.new(
@@ -157,5 +162,5 @@ def _check_executable(plan: Plan) -> None:
 
 
 def _num_errors(outputs: Path) -> int:
-    status = pq.read_table(outputs, columns=["status"])["status"]
-    return int(pc.sum(pc.equal(status, "error")).as_py() or 0)
+    columns = [pq.read_table(part, columns=["status"])["status"] for part in parts_of(outputs)]
+    return sum(pc.sum(pc.equal(status, "error")).as_py() or 0 for status in columns)
