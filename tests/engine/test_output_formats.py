@@ -20,6 +20,7 @@ ROWS: list[dict[str, Any]] = [
     {"custom_id": "c", "messages": CHAT, "max_tokens": 4, "n": 2, "temperature": 1.0},
     {"custom_id": "d", "messages": CHAT, "max_tokens": 2, "tag": {"x": [1]}, "logprobs": 0},
 ]
+REFUSED = ("invalid_request_error", None)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -51,9 +52,11 @@ def test_openai_has_results_and_errors_by_custom_id(plan: Path, tmp_path: Path):
     parquet = pq.read_table(tmp_path / "run" / "outputs.parquet").to_pylist()
     text, several, chat = lines(result.outputs)
     (error,) = lines(tmp_path / "run" / ERRORS_FILE)
-    assert (error["custom_id"], error["response"]) == ("b", None)
-    assert error["error"]["code"] == "empty_prompt"
-    assert error["error"]["message"]
+    assert (error["custom_id"], error["error"]) == ("b", None)
+    assert error["response"]["status_code"] == 400
+    why = error["response"]["body"]["error"]
+    assert (why["code"], why["type"], why["param"]) == ("empty_prompt", *REFUSED)
+    assert why["message"]
     for line, custom_id in ((text, "a"), (several, "c"), (chat, "d")):
         assert set(line) == {"id", "custom_id", "response", "error"}
         assert (line["custom_id"], line["error"]) == (custom_id, None)
@@ -64,9 +67,8 @@ def test_openai_has_results_and_errors_by_custom_id(plan: Path, tmp_path: Path):
     assert body["object"] == "text_completion"
     (choice,) = body["choices"]
     assert (choice["text"], choice["finish_reason"]) == (parquet[0]["output_text"], "length")
-    assert choice["logprobs"]["tokens"] == [
-        f"token_id:{token}" for token in parquet[0]["output_token_ids"]
-    ]
+    assert len(choice["logprobs"]["tokens"]) == 3
+    assert choice["logprobs"]["text_offset"][0] == 0
     assert [len(top) for top in choice["logprobs"]["top_logprobs"]] == [2, 2, 2]
     usage = body["usage"]
     assert usage["completion_tokens"] == 3
@@ -75,7 +77,7 @@ def test_openai_has_results_and_errors_by_custom_id(plan: Path, tmp_path: Path):
     assert body["object"] == "chat.completion"
     assert [choice["index"] for choice in body["choices"]] == [0, 1]
     assert [choice["message"] for choice in body["choices"]] == [
-        {"role": "assistant", "content": parquet[i]["output_text"]} for i in (2, 3)
+        {"role": "assistant", "content": parquet[i]["output_text"], "refusal": None} for i in (2, 3)
     ]
     assert body["usage"]["completion_tokens"] == 8
     content = chat["response"]["body"]["choices"][0]["logprobs"]["content"]

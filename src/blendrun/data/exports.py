@@ -4,7 +4,7 @@ import base64
 import datetime
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from blendrun.data.detokenizer import Detokenizer
 from blendrun.data.disk import atomic_file, atomic_folder
 from blendrun.data.openai_results import CUSTOM_ID, OpenAiResults
 from blendrun.data.output_files import parts_of, remove
@@ -36,6 +37,7 @@ class Export:
     model: str
     job_id: str
     chat_column: str
+    tokens: Callable[[], Detokenizer]  # of the model; called only where tokens are to be named
 
     def check(self) -> None:
         """Raises InputError where the job's rows do not have what the format needs."""
@@ -55,7 +57,7 @@ class Export:
         if self.output_format == "parquet":
             return outputs
         names = (JSONL_FILE,) if self.output_format == "jsonl" else OPENAI_FILES
-        made = OpenAiResults(self.model, self.job_id, self.chat_column)
+        made = OpenAiResults(self.model, self.job_id, self.chat_column, self.tokens)
         if outputs.is_file():
             paths = [outputs.with_name(name) for name in names]
             if not paths[0].exists():

@@ -15,8 +15,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from blendrun.data.columns import ColumnNames
+from blendrun.data.detokenizer import Detokenizer
 from blendrun.data.exports import Export, drop_exports
 from blendrun.data.manifest import Manifest, read_manifest, write_manifest
+from blendrun.data.model_files import resolve_model
 from blendrun.data.output_files import OUTPUT_NAMES, OutputFiles, parts_of
 from blendrun.data.outputs import write_outputs
 from blendrun.data.results import ResultJournal
@@ -139,7 +141,12 @@ def _opened(
 
 def _export(plan: Plan, sources: Sequence[SourceFile], settings: ExecuteSettings) -> Export:
     chats = plan.settings.get("messages_column") or ColumnNames().messages
-    return Export(settings.output_format, sources, plan.model.name, plan.job_id, chats)
+
+    def tokens() -> Detokenizer:
+        files = resolve_model(settings.model or plan.model.spec, weights=False)
+        return Detokenizer.from_folder(files.folder)
+
+    return Export(settings.output_format, sources, plan.model.name, plan.job_id, chats, tokens)
 
 
 def _check_executable(plan: Plan) -> None:
