@@ -51,7 +51,7 @@ def test_tools_may_be_json_text_and_none_is_none():
     [
         ({"role": "user", "content": [{"type": "image_url"}]}, "not a part of type 'image_url'"),
         ({"role": "user", "content": [5]}, "parts of text, not a value of type int"),
-        ({"role": "user", "content": [{"type": "text"}]}, "parts of text"),
+        ({"role": "user", "content": [{"type": "text"}]}, "has no text"),
         ({"role": "assistant", "tool_calls": []}, "content must be text, not null"),
         ({"from": 5, "value": "x"}, "no role that is text"),
         ({"from": "human"}, "content must be text, not null"),

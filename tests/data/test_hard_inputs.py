@@ -139,6 +139,7 @@ def test_a_bad_line_is_kept_in_its_reason_and_the_others_run(outputs, line, last
     assert [i for i, s in enumerate(table["status"].to_pylist()) if s == "ok"] == good
     error = table["error"].to_pylist()[1]
     assert error.startswith("bad_json: ")
+    assert "rows.jsonl, line 2: " in error
     assert error.endswith(f"; the line: {line.decode('utf-8', 'backslashreplace')}")
     assert table["prompt"].to_pylist()[1] is None
 
@@ -200,6 +201,45 @@ def test_a_time_that_python_cannot_hold_is_kept_and_no_text(outputs):
     _, written = outputs(table, options=InputOptions(template="{prompt} {t}"))
     assert written["t"].combine_chunks().equals(times)
     assert written["status"].to_pylist() == ["ok", "error"]
+
+
+# --- columns of which only text can be used ---
+
+NO_TEXTS = {"number": "7", "truth": "true", "object": '{"a":[1.50]}', "list": '["a"]'}
+
+
+@pytest.mark.parametrize("value", NO_TEXTS.values(), ids=NO_TEXTS)
+def test_a_prompt_that_is_no_text_leaves_the_others_as_they_are(outputs, value):
+    content = b'{"prompt": "a\\"b"}\n{"prompt": %s}\n{"prompt": null}' % value.encode()
+    _, table = outputs(content)
+    assert table["prompt"].to_pylist() == ['a"b', value, None]
+    assert table["status"].to_pylist() == ["ok", "error", "error"]
+    assert table["error"].to_pylist()[1].startswith("bad_type: the prompt must be text")
+
+
+def test_a_bad_custom_id_leaves_the_others_as_they_are(outputs):
+    body = {"prompt": "x"}
+    row = {"method": "POST", "url": "/v1/completions", "body": body}
+    _, table = outputs(lines({"custom_id": "a", **row}, {"custom_id": 7, **row}))
+    assert table["custom_id"].to_pylist() == ["a", "7"]
+    assert table["status"].to_pylist() == ["ok", "error"]
+
+
+def test_prompts_of_text_and_of_token_ids_stay_apart(outputs):
+    _, table = outputs(lines({"prompt": "[1]"}, {"prompt": [1]}))
+    assert table["prompt"].to_pylist() == ['"[1]"', "[1]"]
+    assert table["status"].to_pylist() == ["ok", "ok"]
+
+
+NO_IDS = [("[1, 1.5]", "float"), ('["1"]', "str"), ("[null]", "NoneType"), ('"1"', "str")]
+
+
+@pytest.mark.parametrize(("value", "kind"), NO_IDS)
+def test_token_ids_that_are_none_say_what_was_found(outputs, value, kind):
+    _, table = outputs(b'{"prompt_token_ids": [5]}\n{"prompt_token_ids": %s}' % value.encode())
+    error = table["error"].to_pylist()[1]
+    assert error.startswith("bad_type: the prompt must be a list of token ids, not ")
+    assert "null" in error if kind == "NoneType" else error.endswith(f"a value of type {kind}")
 
 
 # --- chats ---

@@ -16,7 +16,7 @@ from blendrun.data.outputs import write_outputs
 from blendrun.data.results import ResultJournal
 from blendrun.data.sampling import SamplingParams
 from blendrun.errors import PlanError
-from tiny_ingest import ingest
+from tiny_ingest import ingest, through
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_json_columns_come_back_by_kind_and_bad_rows_with_their_reason(tmp_path,
     assert table["meta"].to_pylist() == [None, None, None, '{"a": [1, {}]}', '"text"']
     assert table["status"].to_pylist() == ["ok", "error", "ok", "ok", "error"]
     errors = table["error"].to_pylist()
-    assert errors[1].startswith("bad_json: Expecting value")
+    assert errors[1].startswith(f"bad_json: {path}, line 3: Expecting value")
     assert errors[4].startswith("empty_prompt: ")
     assert [errors[i] for i in (0, 2, 3)] == [None] * 3
     for name in set(PLAIN_OUTPUT_COLUMNS) - {"status", "error", "stop_reason"}:
@@ -196,3 +196,31 @@ def test_a_changed_input_is_refused_by_name(tmp_path, job):
     path.write_text('{"prompt":"b"}\n')
     with pytest.raises(PlanError, match=r"a\.jsonl has changed"):
         write()
+
+
+def test_parts_have_the_rows_in_order_and_none_too_many(tmp_path, monkeypatch, tokenizer):
+    monkeypatch.setattr(parquet_reader, "_BATCH_ROWS", 10)
+    source = tmp_path / "rows.parquet"
+    notes = [f"{i:05d}" * 40 for i in range(2000)]
+    pq.write_table(pa.table({"prompt": ["x"] * 2000, "note": notes}), source, row_group_size=50)
+    result, whole = through([source], tmp_path, tokenizer)
+    wanted = (result.sources, result.num_rows, result.rejected)
+    folder = outputs.write_outputs(tmp_path / "run", *wanted, part_bytes=20_000)
+    parts = sorted(folder.iterdir())
+    assert [path.name for path in parts] == [f"part-{i:05d}.parquet" for i in range(len(parts))]
+    assert len(parts) > 2
+    tables = [pq.read_table(path) for path in parts]
+    assert all(table.num_rows for table in tables)
+    assert pa.concat_tables(tables).equals(whole)
+    before = [path.read_bytes() for path in parts]
+    outputs.write_outputs(tmp_path / "run", *wanted, part_bytes=20_000)
+    assert [path.read_bytes() for path in sorted(folder.iterdir())] == before
+
+
+def test_a_job_without_rows_has_one_part(tmp_path, tokenizer):
+    source = tmp_path / "rows.jsonl"
+    source.write_bytes(b"")
+    result, whole = through([source], tmp_path, tokenizer)
+    wanted = (result.sources, result.num_rows, result.rejected)
+    folder = outputs.write_outputs(tmp_path / "run", *wanted, part_bytes=1)
+    assert pq.read_table(folder / "part-00000.parquet").equals(whole)

@@ -4,15 +4,16 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from blendrun.data import disk
+from blendrun.data import disk, part_files, results
 from blendrun.data.answers import ANSWER_SCHEMA, MOST_ANSWERS, answers_table
-from blendrun.data.results import ResultJournal, read_answers, read_steps
+from blendrun.data.results import PARTS, ResultJournal, files_of, read_answers, read_steps
 from blendrun.errors import CapacityError, InputError, PlanError
 
 
@@ -205,3 +206,97 @@ def test_what_was_appended_survives_kill_and_the_lock_does_not(tmp_path):
         assert rows == list(range(len(rows)))
         assert len(rows) > confirmed
     assert read_answers(tmp_path)["output_text"].to_pylist() == [str(row) for row in rows]
+
+
+def many(journal, number):
+    for row in range(number):
+        journal.append(answers(row))
+        journal.append_steps(pa.table({"step": [row]}))
+
+
+@pytest.fixture
+def few_small(monkeypatch):
+    """Files are merged when there are four."""
+    for module in (results, part_files):
+        monkeypatch.setattr(module, "MOST_SMALL_FILES", 4)
+
+
+@pytest.mark.usefixtures("few_small")
+def test_small_parts_are_put_together_while_the_run_goes_on(tmp_path):
+    with ResultJournal(tmp_path) as journal:
+        many(journal, 30)
+        assert rows_in(journal) == list(range(30))
+        assert len(list((tmp_path / "parts").iterdir())) <= 4
+        assert len(list((tmp_path / "steps").iterdir())) <= 4
+        assert read_answers(tmp_path)["row"].to_pylist() == list(range(30))
+        assert journal.read_steps()["step"].to_pylist() == list(range(30))
+
+
+def test_many_small_parts_are_put_together_at_a_restart(tmp_path, monkeypatch):
+    with ResultJournal(tmp_path) as journal:
+        many(journal, 6)
+    before = read_answers(tmp_path)
+    for module in (results, part_files):
+        monkeypatch.setattr(module, "MOST_SMALL_FILES", 5)
+    with ResultJournal(tmp_path) as journal:
+        assert [path.name for path in (tmp_path / "parts").iterdir()] == [
+            "part-000001-000006.parquet"
+        ]
+        journal.append(answers(6))
+        assert rows_in(journal) == list(range(7))
+    assert (tmp_path / "parts" / "part-000007.parquet").exists()
+    assert read_answers(tmp_path).slice(0, 6).equals(before)
+
+
+@pytest.mark.usefixtures("few_small")
+def test_large_parts_are_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(part_files, "_SMALL_BYTES", 10)
+    with ResultJournal(tmp_path) as journal:
+        many(journal, 9)
+    assert len(list((tmp_path / "parts").iterdir())) == 9
+
+
+@pytest.mark.parametrize("num_deleted", [0, 1, 3])
+def test_a_merge_that_is_killed_loses_and_doubles_nothing(tmp_path, monkeypatch, num_deleted):
+    with ResultJournal(tmp_path) as journal:
+        many(journal, 3)
+    for module in (results, part_files):
+        monkeypatch.setattr(module, "MOST_SMALL_FILES", 4)
+    unlink, deleted = Path.unlink, []
+
+    def die(path, *args, **more):
+        if not path.name.endswith(".tmp"):
+            if len(deleted) == num_deleted:
+                raise KeyboardInterrupt
+            deleted.append(path)
+        unlink(path, *args, **more)
+
+    with ResultJournal(tmp_path) as journal:
+        monkeypatch.setattr(Path, "unlink", die)
+        with pytest.raises(KeyboardInterrupt):
+            journal.append(answers(3))
+        monkeypatch.setattr(Path, "unlink", unlink)
+    assert read_answers(tmp_path)["row"].to_pylist() == [0, 1, 2, 3]
+    with ResultJournal(tmp_path) as journal:
+        assert rows_in(journal) == [0, 1, 2, 3]
+        assert [path.name for path in (tmp_path / "parts").iterdir()] == [
+            "part-000001-000004.parquet"
+        ]
+        journal.append_steps(pa.table({"step": [3]}))
+        assert read_steps(tmp_path)["step"].to_pylist() == [0, 1, 2, 3]
+
+
+@pytest.mark.usefixtures("few_small")
+def test_who_reads_while_files_are_merged_starts_again(tmp_path, monkeypatch):
+    journal = ResultJournal(tmp_path)
+    many(journal, 3)
+    read = results.read_part
+
+    def slowly(path, names):
+        if len(files_of(tmp_path, PARTS)) == 3:
+            journal.append(answers(3))
+        return read(path, names)
+
+    monkeypatch.setattr(results, "read_part", slowly)
+    assert read_answers(tmp_path)["row"].to_pylist() == [0, 1, 2, 3]
+    journal.close()

@@ -125,6 +125,12 @@ def test_null_fields_of_a_message_are_absent_for_the_template(folder):
     assert PromptTokenizer.from_folder(folder).render_chat([message]) == "False"
 
 
+def test_content_that_is_null_beside_calls_reaches_the_template(folder):
+    change_config(folder, chat_template="{{ messages[0].content is none }}")
+    message = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
+    assert PromptTokenizer.from_folder(folder).render_chat([message]) == "True"
+
+
 @pytest.mark.parametrize(
     ("template", "message"),
     [

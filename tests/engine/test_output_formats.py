@@ -4,13 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from blendrun.data.exports import ERRORS_FILE, JSONL_FILE, RESULTS_FILE
 from blendrun.engine import torch_backend
 from blendrun.errors import InputError
-from tiny_jobs import execute, plan_job
+from tiny_jobs import execute, plan_files, plan_job, write_rows
 
 CHAT = [{"role": "user", "content": "jump over the fox"}]
 ROWS: list[dict[str, Any]] = [
@@ -19,6 +20,7 @@ ROWS: list[dict[str, Any]] = [
     {"custom_id": "c", "messages": CHAT, "max_tokens": 4, "n": 2, "temperature": 1.0},
     {"custom_id": "d", "messages": CHAT, "max_tokens": 2, "tag": {"x": [1]}, "logprobs": 0},
 ]
+REFUSED = ("invalid_request_error", None)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -50,9 +52,11 @@ def test_openai_has_results_and_errors_by_custom_id(plan: Path, tmp_path: Path):
     parquet = pq.read_table(tmp_path / "run" / "outputs.parquet").to_pylist()
     text, several, chat = lines(result.outputs)
     (error,) = lines(tmp_path / "run" / ERRORS_FILE)
-    assert (error["custom_id"], error["response"]) == ("b", None)
-    assert error["error"]["code"] == "empty_prompt"
-    assert error["error"]["message"]
+    assert (error["custom_id"], error["error"]) == ("b", None)
+    assert error["response"]["status_code"] == 400
+    why = error["response"]["body"]["error"]
+    assert (why["code"], why["type"], why["param"]) == ("empty_prompt", *REFUSED)
+    assert why["message"]
     for line, custom_id in ((text, "a"), (several, "c"), (chat, "d")):
         assert set(line) == {"id", "custom_id", "response", "error"}
         assert (line["custom_id"], line["error"]) == (custom_id, None)
@@ -63,9 +67,8 @@ def test_openai_has_results_and_errors_by_custom_id(plan: Path, tmp_path: Path):
     assert body["object"] == "text_completion"
     (choice,) = body["choices"]
     assert (choice["text"], choice["finish_reason"]) == (parquet[0]["output_text"], "length")
-    assert choice["logprobs"]["tokens"] == [
-        f"token_id:{token}" for token in parquet[0]["output_token_ids"]
-    ]
+    assert len(choice["logprobs"]["tokens"]) == 3
+    assert choice["logprobs"]["text_offset"][0] == 0
     assert [len(top) for top in choice["logprobs"]["top_logprobs"]] == [2, 2, 2]
     usage = body["usage"]
     assert usage["completion_tokens"] == 3
@@ -74,7 +77,7 @@ def test_openai_has_results_and_errors_by_custom_id(plan: Path, tmp_path: Path):
     assert body["object"] == "chat.completion"
     assert [choice["index"] for choice in body["choices"]] == [0, 1]
     assert [choice["message"] for choice in body["choices"]] == [
-        {"role": "assistant", "content": parquet[i]["output_text"]} for i in (2, 3)
+        {"role": "assistant", "content": parquet[i]["output_text"], "refusal": None} for i in (2, 3)
     ]
     assert body["usage"]["completion_tokens"] == 8
     content = chat["response"]["body"]["choices"][0]["logprobs"]["content"]
@@ -93,6 +96,75 @@ def test_a_complete_run_is_written_in_another_format_without_running(
     written = result.outputs.stat().st_mtime_ns
     assert execute(plan, tmp_path / "run", output_format="jsonl").outputs == result.outputs
     assert result.outputs.stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("output_format", ["parquet", "jsonl", "openai"])
+def test_outputs_in_parts_are_the_rows_of_one_file_in_order(
+    output_format: str, checkpoint: Path, tmp_path: Path
+):
+    sources = [write_rows(tmp_path / f"{i}.jsonl", ROWS[2 * i : 2 * i + 2]) for i in (0, 1)]
+    plan, _ = plan_files(tmp_path / "plan.json", sources, checkpoint)
+    one = execute(plan, tmp_path / "one", output_format=output_format)
+    run_dir = tmp_path / "run"
+    small = execute(plan, run_dir, output_format=output_format, output_part_size=1)
+    assert (small.num_rows, small.num_errors) == (one.num_rows, one.num_errors)
+    whole = pq.read_table(tmp_path / "one" / "outputs.parquet")
+    parts = sorted((run_dir / "outputs").iterdir())
+    assert [path.name for path in parts] == ["part-00000.parquet", "part-00001.parquet"]
+    assert (
+        pq.read_table(run_dir / "outputs")
+        .drop(["num_cached_tokens"])
+        .equals(whole.drop(["num_cached_tokens"]))
+    )
+    assert not (run_dir / "outputs.parquet").exists()
+    for name, folder in (
+        (JSONL_FILE, "outputs-jsonl"),
+        (RESULTS_FILE, "openai-results"),
+        (ERRORS_FILE, "openai-errors"),
+    ):
+        assert (tmp_path / "one" / name).exists() == (run_dir / folder).exists()
+        if (run_dir / folder).exists():
+            made = [row for path in sorted((run_dir / folder).iterdir()) for row in lines(path)]
+            wanted = lines(tmp_path / "one" / name)
+            keys = ("id", "custom_id", "output_text", "error")
+            assert [[row.get(k) for k in keys] for row in made] == [
+                [row.get(k) for k in keys] for row in wanted
+            ]
+
+
+def test_outputs_change_their_shape_without_running(
+    plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run_dir = tmp_path / "run"
+    before = execute(plan, run_dir, output_format="jsonl").outputs
+    table = pq.read_table(run_dir / "outputs.parquet")
+    monkeypatch.delattr(torch_backend.TorchBackend, "run")
+    parted = execute(plan, run_dir, output_part_size=1000)
+    assert parted.outputs == run_dir / "outputs"
+    assert pq.read_table(parted.outputs).equals(table)
+    assert not before.exists()
+    assert not (run_dir / "outputs.parquet").exists()
+    assert execute(plan, run_dir, output_part_size=1000).was_complete
+    assert not execute(plan, run_dir, output_part_size=2000).was_complete
+    whole = execute(plan, run_dir)
+    assert pq.read_table(whole.outputs).equals(table)
+    assert not (run_dir / "outputs").exists()
+
+
+def test_a_folder_of_outputs_that_no_run_has_made_is_left_alone(plan: Path, tmp_path: Path):
+    (tmp_path / "run" / "outputs").mkdir(parents=True)
+    with pytest.raises(InputError, match="outputs that no run has made"):
+        execute(plan, tmp_path / "run", output_part_size=1000)
+    assert (tmp_path / "run" / "outputs").is_dir()
+
+
+def test_times_of_nanoseconds_are_text_in_jsonl(checkpoint: Path, tmp_path: Path):
+    source = tmp_path / "times.parquet"
+    times = pa.array([1, None], pa.timestamp("ns", "UTC"))
+    pq.write_table(pa.table({"prompt": ["42", "fox"], "t": times}), source)
+    plan, _ = plan_files(tmp_path / "plan.json", [source], checkpoint, max_tokens=1)
+    result = execute(plan, tmp_path / "run", output_format="jsonl")
+    assert [row["t"] for row in lines(result.outputs)] == ["1970-01-01T00:00:00.000000001Z", None]
 
 
 def test_without_errors_there_is_no_error_file(checkpoint: Path, tmp_path: Path):

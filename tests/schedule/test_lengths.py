@@ -20,7 +20,7 @@ def expect(max_tokens: int, stated: int | None = None, ignore_eos: bool = False)
     found = expected_lengths(table, PRIOR_LEN, tree_of([[1]]))
     assert found.tokens.dtype == np.int32
     assert 1 <= found.low[0] <= found.tokens[0] <= found.high[0] <= max_tokens
-    return int(found.tokens[0]), str(found.origin[0])
+    return int(found.tokens[0]), found.origin_names()[0].as_py()
 
 
 def test_a_stated_length_wins():
@@ -55,6 +55,6 @@ def test_rows_are_judged_one_by_one():
     )
     found = expected_lengths(table, 99, tree_of([[1], [2], [3]]))
     assert found.tokens.tolist() == [10, 4, 99]
-    assert found.origin.tolist() == [MAX_TOKENS, COLUMN, PRIOR]
+    assert found.origin_names().to_pylist() == [MAX_TOKENS, COLUMN, PRIOR]
     assert found.low.tolist() == [2, 4, 24]  # what is not stated may be far off
     assert found.high.tolist() == [10, 4, 396]

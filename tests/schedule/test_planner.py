@@ -166,7 +166,10 @@ def test_a_request_larger_than_memory_is_told(tmp_path: Path):
     rows = [{"prompt_token_ids": [1] * 100, "max_tokens": 20_000, "output_len": 15_000}]
     _, plan = plan_job(tmp_path, rows, SHAPE, hardware=profile(tmp_path / "small.toml", 4.0))
     assert plan.counts.kv_capacity_tokens < 15_000
-    assert any("is larger than the KV memory" in warning for warning in plan.warnings)
+    assert any(
+        warning.startswith("1 request with up to ") and warning.endswith("needs_more_memory")
+        for warning in plan.warnings
+    )
 
 
 def test_a_model_that_fills_the_memory_is_refused_with_a_way_out(tmp_path: Path):

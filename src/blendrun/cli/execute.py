@@ -39,12 +39,13 @@ def execute(
     shared_prefix_attention: flags.SharedPrefixAttention = None,
     ignore_eos: flags.IgnoreEos = None,
     output_format: flags.OutputFormatFlag = None,
+    output_part_size: flags.OutputPartSize = None,
     time_limit: flags.TimeLimit = None,
     retry_errors: flags.RetryErrors = None,
     tp: flags.Tp = None,
     dp: flags.Dp = None,
 ) -> None:
-    """Run a plan; started again, it continues. Outputs: RUN_DIR/outputs.parquet."""
+    """Run a plan; started again, it continues. Writes RUN_DIR/outputs.parquet."""
     given, begin_s = dict(locals()), time.monotonic()
     refuse_parallelism(tp, dp)
     settings = {k: v for k, v in given.items() if k not in ("plan", "run_dir", "tp", "dp")}

@@ -175,6 +175,10 @@ OutputFormatFlag = Annotated[
     str | None,
     _run("output_format", "parquet; jsonl or openai are written beside it.", "--output-format"),
 ]
+OutputPartSize = Annotated[
+    str | None,
+    typer.Option(help="Outputs in parts of about this size, such as 512MiB (default: one file)."),
+]
 RetryErrors = Annotated[
     bool | None,
     typer.Option(
@@ -225,10 +229,11 @@ def _json_object(flag: str, text: str) -> dict[str, Any]:
 
 
 def execute_settings(flags: dict[str, Any]) -> ExecuteSettings:
-    """Execute settings from flags; `kv_memory` and `time_limit` come as text."""
+    """Execute settings from flags; sizes and `time_limit` come as text."""
     flags = dict(flags)
-    if flags.get("kv_memory") is not None:
-        flags["kv_memory"] = parse_bytes(flags["kv_memory"])
+    for name in ("kv_memory", "output_part_size"):
+        if flags.get(name) is not None:
+            flags[name] = parse_bytes(flags[name])
     time_limit = flags.pop("time_limit", None)
     if time_limit is not None:
         flags["time_limit_s"] = parse_seconds(time_limit)

@@ -28,6 +28,7 @@ _EXECUTE = (
     "prefix_cache",
     "shared_prefix_attention",
     "output_format",
+    "output_part_size",
     "time_limit",
     "retry_errors",
 )
@@ -88,6 +89,7 @@ def run(
     prefix_cache: flags.PrefixCache = None,
     shared_prefix_attention: flags.SharedPrefixAttention = None,
     output_format: flags.OutputFormatFlag = None,
+    output_part_size: flags.OutputPartSize = None,
     time_limit: flags.TimeLimit = None,
     retry_errors: flags.RetryErrors = None,
     tp: flags.Tp = None,

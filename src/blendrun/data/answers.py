@@ -103,10 +103,16 @@ def answer_keys(
 
 def rejected_answers(rejected: pa.Table) -> pa.Table:
     """The rows that ingest set aside, as answers with status `error` and nulls elsewhere."""
-    pairs = zip(rejected["code"].to_pylist(), rejected["message"].to_pylist(), strict=True)
+    names = ["code", "message", "file", "line"]
+    reasons = zip(*(rejected[name].to_pylist() for name in names), strict=True)
     columns = [pa.nulls(rejected.num_rows, field.type) for field in ANSWER_SCHEMA]
     columns[0] = rejected["row"].combine_chunks()
     columns[1] = pa.array(np.zeros(rejected.num_rows, np.int32))
     columns[2] = pa.array(["error"] * rejected.num_rows, pa.string())
-    columns[-1] = pa.array([f"{code}: {message}" for code, message in pairs], pa.string())
+    columns[-1] = pa.array([_reason(*reason) for reason in reasons], pa.string())
     return pa.Table.from_arrays(columns, schema=ANSWER_SCHEMA)
+
+
+def _reason(code: str, message: str, file: str, line: int) -> str:
+    """The error of a row; with the place of one that has no columns to know it by."""
+    return f"{code}: {file}, line {line}: {message}" if code == "bad_json" else f"{code}: {message}"

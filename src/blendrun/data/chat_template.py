@@ -56,8 +56,12 @@ class ChatTemplate:
             raise TemplateError("the model has no chat template: give `prompt` text instead")
         if not messages:
             raise TemplateError("there are no messages")
-        # Parquet fills absent fields with nulls, which templates would take as present.
-        chat = [{k: v for k, v in message.items() if v is not None} for message in messages]
+        # Fields that a client or Parquet fills with nulls are absent; that content is null, beside
+        # calls of tools, is what some templates look for.
+        chat = [
+            {k: v for k, v in message.items() if v is not None or k == "content"}
+            for message in messages
+        ]
         try:
             rendered, _ = _renderer()(
                 conversations=[chat],

@@ -103,6 +103,8 @@ def _texts(where: str, parts: Sequence[Any]) -> list[str]:
         text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, dict) else None
+            if kind == "text":
+                raise BadRowError("bad_type", f"{where}: a part of type 'text' has no text")
             shown = f"a part of type {kind!r}" if kind else describe(part)
             raise BadRowError("bad_type", f"{where}: content may have parts of text, not {shown}")
         texts.append(text)

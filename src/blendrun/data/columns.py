@@ -71,6 +71,11 @@ class ColumnNames:
             return tuple(sorted(self.in_template))
         return tuple(getattr(self, kind) for kind in self.prompt_fields())
 
+    def text_columns(self) -> tuple[str, ...]:
+        """Names of the columns that must hold text, or token ids, where a row sets them."""
+        is_prompt = not self.in_template and "prompt" in self.prompt_fields()
+        return (self.prompt,) if is_prompt else ()
+
     def used(self) -> frozenset[str]:
         """Names of all columns that ingest reads where they exist."""
         names = {*self.prompt_columns(), *PARAM_COLUMNS}

@@ -54,6 +54,13 @@ class Detokenizer:
             self._pieces[token_id] = piece
         return piece
 
+    def shown(self, token_id: int) -> bytes:
+        """What to call a token: the bytes it stands for, or the name of a special one."""
+        if self._bytes_of is None or token_id in self._special:
+            text = self._tokenizer.decode([token_id], skip_special_tokens=False)
+            return str(text).encode()
+        return self.piece(token_id)
+
     def utf8(self, token_ids: Sequence[int]) -> bytes:
         """UTF-8 of the text of `token_ids`, as far as the model made it so."""
         if self._bytes_of is None:

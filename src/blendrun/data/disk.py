@@ -38,6 +38,26 @@ def atomic_file(path: Path, needs: str | None = None) -> Iterator[BinaryIO]:
 
 
 @contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill that takes the name `path`, and the place of a folder there, when the block
+    ends without an error.
+    """
+    temp = path.with_name(path.name + TEMP_SUFFIX)
+    shutil.rmtree(temp, ignore_errors=True)
+    temp.mkdir()
+    try:
+        yield temp
+        sync_folder(temp)
+        if path.exists():
+            shutil.rmtree(path)
+        temp.rename(path)
+    except BaseException:
+        shutil.rmtree(temp, ignore_errors=True)
+        raise
+    sync_folder(path.parent)
+
+
+@contextmanager
 def full_disk(path: Path, needs: str | None = None) -> Iterator[None]:
     """Turns the system's error of a full disk into a DiskFullError that names `path`."""
     try:

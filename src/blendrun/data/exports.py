@@ -1,19 +1,23 @@
-"""The outputs in other formats, made from `outputs.parquet` a batch of rows at a time."""
+"""The outputs in other formats, made from the Parquet files a batch of rows at a time."""
 
 import base64
 import datetime
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from blendrun.data.disk import atomic_file
+from blendrun.data.detokenizer import Detokenizer
+from blendrun.data.disk import atomic_file, atomic_folder
 from blendrun.data.openai_results import CUSTOM_ID, OpenAiResults
+from blendrun.data.output_files import parts_of, remove
 from blendrun.data.output_schema import source_schema
 from blendrun.data.sources import SourceFile
 from blendrun.errors import InputError
@@ -26,13 +30,14 @@ _ROWS = 1024  # in memory as Python objects
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """How outputs are written beside `outputs.parquet`."""
+    """How outputs are written beside the Parquet files."""
 
     output_format: OutputFormat
     sources: Sequence[SourceFile]
     model: str
     job_id: str
     chat_column: str
+    tokens: Callable[[], Detokenizer]  # of the model; called only where tokens are to be named
 
     def check(self) -> None:
         """Raises InputError where the job's rows do not have what the format needs."""
@@ -44,44 +49,48 @@ class Export:
             )
 
     def write(self, outputs: Path) -> Path:
-        """Write what is missing; the main file of the format.
+        """Write what is missing; the main file of the format, or the folder of its parts.
 
         Raises:
             DiskFullError: there is no room for it.
         """
+        if self.output_format == "parquet":
+            return outputs
+        names = (JSONL_FILE,) if self.output_format == "jsonl" else OPENAI_FILES
+        made = OpenAiResults(self.model, self.job_id, self.chat_column, self.tokens)
+        if outputs.is_file():
+            paths = [outputs.with_name(name) for name in names]
+            if not paths[0].exists():
+                self._write_part(made, outputs, paths)
+            return paths[0]
+        folders = [outputs.with_name(_folder(name)) for name in names]
+        if not folders[0].exists():
+            with ExitStack() as stack:  # the first is left last: where it is, the other is
+                temps = [stack.enter_context(atomic_folder(folder)) for folder in folders]
+                for part in parts_of(outputs):
+                    self._write_part(made, part, [temp / f"{part.stem}.jsonl" for temp in temps])
+        return folders[0]
+
+    def _write_part(self, made: OpenAiResults, part: Path, paths: Sequence[Path]) -> None:
         if self.output_format == "jsonl":
-            path = outputs.with_name(JSONL_FILE)
-            if not path.exists():
-                self._write_jsonl(outputs, path)
-            return path
-        if self.output_format == "openai":
-            path = outputs.with_name(RESULTS_FILE)
-            if not path.exists():
-                self._write_openai(outputs, outputs.with_name(ERRORS_FILE), path)
-            return path
-        return outputs
-
-    def _write_jsonl(self, outputs: Path, path: Path) -> None:
-        with atomic_file(path) as file:
-            for row in self._rows(outputs):
-                file.write(json_line(row))
-
-    def _write_openai(self, outputs: Path, errors: Path, results: Path) -> None:
-        made = OpenAiResults(self.model, self.job_id, self.chat_column)
+            with atomic_file(paths[0]) as file:
+                for row in self._rows(part):
+                    file.write(json_line(row))
+            return
         with ExitStack() as stack:
             # left last: where there are results, there are errors
-            good, bad = (stack.enter_context(atomic_file(path)) for path in (results, errors))
-            for is_error, line in made.lines(self._rows(outputs)):
+            good, bad = (stack.enter_context(atomic_file(path)) for path in paths)
+            for is_error, line in made.lines(self._rows(part)):
                 (bad if is_error else good).write(json_line(line))
             is_empty = bad.tell() == 0
         if is_empty:
-            errors.unlink()
+            paths[1].unlink()
 
     def _rows(self, outputs: Path) -> Iterator[dict[str, Any]]:
         as_text = self._json_columns()
         with pq.ParquetFile(outputs) as file:
             for batch in file.iter_batches(_ROWS):
-                for row in batch.to_pylist():
+                for row in _with_plain_times(batch).to_pylist():
                     for name in as_text:
                         row[name] = row[name] and json.loads(row[name])
                     yield row
@@ -99,7 +108,22 @@ class Export:
 def drop_exports(run_dir: Path) -> None:
     """Removes what was made from outputs that are about to be replaced."""
     for name in (JSONL_FILE, *OPENAI_FILES):
-        (run_dir / name).unlink(missing_ok=True)
+        remove(run_dir / name)
+        remove(run_dir / _folder(name))
+
+
+def _folder(name: str) -> str:
+    """Where the parts of a file are that is written in parts."""
+    return "outputs-jsonl" if name == JSONL_FILE else name.removesuffix(".jsonl")
+
+
+def _with_plain_times(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with text for what is counted in nanoseconds, which Python's times cannot hold."""
+    for index, field in enumerate(batch.schema):
+        if pa.types.is_temporal(field.type) and getattr(field.type, "unit", "") == "ns":
+            text = pc.replace_substring(batch.column(index).cast(pa.string()), " ", "T")
+            batch = batch.set_column(index, field.name, text)
+    return batch
 
 
 def json_line(value: Any) -> bytes:

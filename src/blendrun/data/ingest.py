@@ -18,6 +18,7 @@ from blendrun.data.input_options import InputOptions
 from blendrun.data.json_kinds import KindTracker
 from blendrun.data.locations import size_of
 from blendrun.data.notes import Notes
+from blendrun.data.openai_batch import is_batch_file
 from blendrun.data.output_schema import output_schema
 from blendrun.data.pieces import Piece, PieceReader, Progress, ReadFile
 from blendrun.data.prompts import TextTokenizer
@@ -137,7 +138,11 @@ class Ingester:
         for path, tracker in self._trackers.items():
             check_file(self._columns, self._options, tracker.kinds(), path)
             merged.merge(tracker)
-        sources = tuple(_source(file, merged) for file in self._reader.files)
+        texts = list(self._columns.text_columns())
+        if is_batch_file(merged.kinds(), self._columns, self._options.format):
+            texts.append("custom_id")
+        kinds = tuple(merged.kinds(texts).items())
+        sources = tuple(_source(file, kinds) for file in self._reader.files)
         output_schema(sources)
         return sources
 
@@ -193,8 +198,12 @@ def _moved(batch: pa.RecordBatch, first: int) -> pa.RecordBatch:
     return batch.set_column(batch.schema.get_field_index("row"), "row", pa.array(rows))
 
 
-def _source(file: ReadFile, tracker: KindTracker) -> SourceFile:
-    columns = () if file.format == "parquet" else tuple(tracker.kinds().items())
+def _source(file: ReadFile, kinds: tuple[tuple[str, str], ...]) -> SourceFile:
     return SourceFile(
-        str(file.path), file.format, file.num_rows, file.size_bytes, file.sha256.result(), columns
+        str(file.path),
+        file.format,
+        file.num_rows,
+        file.size_bytes,
+        file.sha256.result(),
+        () if file.format == "parquet" else kinds,
     )

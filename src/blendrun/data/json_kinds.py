@@ -1,11 +1,11 @@
 """Which Arrow type a JSON column gets, from the JSON kinds that were seen in it.
 
 A string is a string: nothing is guessed from text. A column that no plain type holds exactly
-keeps each value as its raw JSON text.
+keeps each value as its raw JSON text. Where only strings can be used, they stay as they are.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ ARROW_TYPES: dict[str, pa.DataType] = {
     "int_list": pa.list_(pa.int64()),
     "messages": pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())])),
     "json": pa.string(),  # raw JSON text of the value
+    "text": pa.string(),  # a string as it is, else raw JSON text
 }
 
 # INT53: integers that a float64 holds exactly, so that they may stand among floats.
@@ -53,9 +54,20 @@ class KindTracker:
             self._masks[name] = self._masks.get(name, 0) | mask
         return new
 
-    def kinds(self) -> dict[str, str]:
-        """Column name to kind, a key of `ARROW_TYPES`."""
-        return {name: _resolve(mask) for name, mask in self._masks.items()}
+    def kinds(self, texts: Collection[str] = ()) -> dict[str, str]:
+        """Column name to kind, a key of `ARROW_TYPES`.
+
+        Rows whose value in a column of `texts` is neither a string nor token ids are error rows.
+        """
+        return {
+            name: "text" if name in texts and _is_text(mask) else _resolve(mask)
+            for name, mask in self._masks.items()
+        }
+
+
+def _is_text(mask: int) -> bool:
+    """Whether all that can be used are strings, and there is something else."""
+    return bool(mask & _STRING and mask & ~(_STRING | _NULL) and not mask & _INTS)
 
 
 def _resolve(mask: int) -> str:

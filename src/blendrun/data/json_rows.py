@@ -78,14 +78,17 @@ def json_columns(batch: JsonBatch, columns: tuple[tuple[str, str], ...]) -> list
         PlanError: a value is not of the declared kind.
     """
     raw: list[dict[str, str]] = []
-    if any(kind == "json" for _, kind in columns):
+    if any(kind in ("json", "text") for _, kind in columns):
         raw = [_raw(batch, index) for index in range(len(batch.rows))]
     arrays = []
     for name, kind in columns:
         default = batch.defaults.get(name)
         values = [default if row is None else row.get(name) for row in batch.rows]
-        if kind == "json":
-            values = [None if v is None else raw[i][name] for i, v in enumerate(values)]
+        if kind in ("json", "text"):
+            values = [
+                v if v is None or (kind == "text" and type(v) is str) else raw[i][name]
+                for i, v in enumerate(values)
+            ]
         try:
             arrays.append(pa.array(values, ARROW_TYPES[kind]))
         except (pa.ArrowException, KeyError) as error:

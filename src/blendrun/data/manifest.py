@@ -46,6 +46,7 @@ class Manifest:
     num_answers: int | None = None  # of the whole job, without the rows set aside; None: unknown
     num_rejected: int | None = None  # rows set aside by the plan
     outputs_of: str | None = None  # hash of the inputs that a complete run's outputs are made of
+    output_part_size: int | None = None  # bytes, of a complete run; None: one file
 
     @classmethod
     def new(

@@ -3,41 +3,65 @@
 https://platform.openai.com/docs/api-reference/batch/request-output
 """
 
+import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+
+from blendrun.data.detokenizer import Detokenizer
+from blendrun.data.openai_logprobs import OpenAiLogprobs
 
 Row = dict[str, Any]
 
 CUSTOM_ID = "custom_id"
 
 
+# what an endpoint answers with status 400; other errors have no response
+_OF_THE_REQUEST = frozenset(
+    {"bad_request", "bad_type", "empty_prompt", "context_length", "template_error"}
+    | {"bad_token_id", "bad_parameter", "bad_schema"}
+)
+
+
 class OpenAiResults:
-    def __init__(self, model: str, job_id: str, chat_column: str) -> None:
-        """Rows in whose `chat_column` there is something are chats."""
+    def __init__(
+        self, model: str, job_id: str, chat_column: str, tokens: Callable[[], Detokenizer]
+    ) -> None:
+        """Rows in whose `chat_column` there is something are chats.
+
+        `tokens` is called where a row has log-probabilities.
+        """
+        self._tokens = tokens
+        self._logprobs: OpenAiLogprobs | None = None
         self._model, self._job, self._created = model, job_id[:12], int(time.time())
         self._chat_column = chat_column
+        self._number = itertools.count()  # of input rows, over all parts
 
     def lines(self, rows: Iterable[Row]) -> Iterator[tuple[bool, Row]]:
         """A line for each input row out of its rows in the outputs, and whether it is an error."""
-        for number, answers in enumerate(_by_input(rows)):
+        for answers in _by_input(rows):
+            number = next(self._number)
             good = [answer for answer in answers if answer["status"] == "ok"]
             custom_id = answers[0][CUSTOM_ID]
             line: Row = {
                 "id": f"batch_req_{self._job}_{number}",
                 "custom_id": None if custom_id is None else str(custom_id),
             }
+            line["response"], line["error"] = None, None
             if good:
-                line["response"] = {
-                    "status_code": 200,
-                    "request_id": f"req_{self._job}_{number}",
-                    "body": self._body(number, self._is_chat(answers[0]), good),
-                }
-                line["error"] = None
+                body = self._body(number, self._is_chat(answers[0]), good)
+                line["response"] = self._response(number, 200, body)
             else:
                 code, _, message = answers[0]["error"].partition(": ")
-                line["response"], line["error"] = None, {"code": code, "message": message}
+                if code in _OF_THE_REQUEST:
+                    line["response"] = self._response(number, 400, _refusal(code, message))
+                else:
+                    line["error"] = {"code": code, "message": message}
             yield not good, line
+
+    def _response(self, number: int, status_code: int, body: Row) -> Row:
+        request_id = f"req_{self._job}_{number}"
+        return {"status_code": status_code, "request_id": request_id, "body": body}
 
     def _is_chat(self, row: Row) -> bool:
         url = row.get("url")  # of a row in the format of OpenAI's batch requests
@@ -54,14 +78,33 @@ class OpenAiResults:
             "object": "chat.completion" if is_chat else "text_completion",
             "created": self._created,
             "model": self._model,
-            "choices": [_choice(is_chat, answer) for answer in answers],
+            "choices": [self._choice(is_chat, answer) for answer in answers],
             "usage": {
                 "prompt_tokens": prompt,
                 "completion_tokens": output,
                 "total_tokens": prompt + output,
                 "prompt_tokens_details": {"cached_tokens": cached},
             },
+            "system_fingerprint": None,
         }
+
+    def _choice(self, is_chat: bool, answer: Row) -> Row:
+        text, index = answer["output_text"], answer.get("output_index") or 0
+        message = {"message": {"role": "assistant", "content": text, "refusal": None}}
+        return {
+            "index": index,
+            **(message if is_chat else {"text": text}),
+            "logprobs": self._choice_logprobs(is_chat, answer),
+            "finish_reason": answer["finish_reason"],
+            "stop_reason": answer["stop_reason"],
+        }
+
+    def _choice_logprobs(self, is_chat: bool, answer: Row) -> Row | None:
+        if answer.get("output_logprobs") is None:
+            return None
+        if self._logprobs is None:
+            self._logprobs = OpenAiLogprobs(self._tokens())
+        return self._logprobs.of_chat(answer) if is_chat else self._logprobs.of_text(answer)
 
 
 def _by_input(rows: Iterable[Row]) -> Iterator[list[Row]]:
@@ -76,59 +119,13 @@ def _by_input(rows: Iterable[Row]) -> Iterator[list[Row]]:
         yield answers
 
 
-def _choice(is_chat: bool, answer: Row) -> Row:
-    text, index = answer["output_text"], answer.get("output_index") or 0
-    message = {"message": {"role": "assistant", "content": text}}
-    logprobs = _chat_logprobs(answer) if is_chat else _text_logprobs(answer)
+def _refusal(code: str, message: str) -> Row:
+    """The body of a response that says why there is no answer."""
     return {
-        "index": index,
-        **(message if is_chat else {"text": text}),
-        "logprobs": logprobs,
-        "finish_reason": answer["finish_reason"],
-        "stop_reason": answer["stop_reason"],
-    }
-
-
-def _name(token_id: int) -> str:
-    """A token by its number, as vLLM names it: half a character has no text."""
-    return f"token_id:{token_id}"
-
-
-def _places(answer: Row) -> Iterator[tuple[int, float, list[Row]]]:
-    """Token, log-probability and alternatives of each place."""
-    values = answer["output_logprobs"]
-    tops = answer.get("output_top_logprobs") or [()] * len(values)
-    for token, value, top in zip(answer["output_token_ids"], values, tops, strict=True):
-        yield token, value, list(top or ())
-
-
-def _chat_logprobs(answer: Row) -> Row | None:
-    if answer.get("output_logprobs") is None:
-        return None
-    return {
-        "content": [
-            {
-                "token": _name(token),
-                "logprob": value,
-                "bytes": None,
-                "top_logprobs": [
-                    {"token": _name(one["token_id"]), "logprob": one["logprob"], "bytes": None}
-                    for one in top
-                ],
-            }
-            for token, value, top in _places(answer)
-        ]
-    }
-
-
-def _text_logprobs(answer: Row) -> Row | None:
-    if answer.get("output_logprobs") is None:
-        return None
-    places = list(_places(answer))
-    return {
-        "tokens": [_name(token) for token, _, _ in places],
-        "token_logprobs": [value for _, value, _ in places],
-        "top_logprobs": [
-            {_name(one["token_id"]): one["logprob"] for one in top} for _, _, top in places
-        ],
+        "error": {
+            "message": message,
+            "type": "invalid_request_error",
+            "param": None,
+            "code": code,
+        }
     }

@@ -1,4 +1,4 @@
-"""The final file: every input row in input order, with its own columns and its answer.
+"""The final file, or its parts: every input row in input order, with its columns and its answer.
 
 A row that asks for several answers is there once for each, one after the other.
 
@@ -22,9 +22,10 @@ from blendrun.data.answers import (
     answer_keys,
     rejected_answers,
 )
-from blendrun.data.disk import atomic_file
+from blendrun.data.disk import atomic_file, atomic_folder
 from blendrun.data.json_rows import json_columns, read_jsonl
 from blendrun.data.locations import locate
+from blendrun.data.output_files import OutputFiles, part_name
 from blendrun.data.output_schema import output_schema, source_schema
 from blendrun.data.parquet_reader import read_parquet
 from blendrun.data.results import PARTS, files_of, keys_of, one_of_each, read_answers
@@ -32,7 +33,6 @@ from blendrun.data.sources import SourceFile, check_sources
 from blendrun.errors import PlanError
 from blendrun.units import format_bytes
 
-OUTPUTS_FILE = "outputs.parquet"
 _GROUP_BYTES = 64 * 2**20  # of columns in memory
 
 
@@ -43,12 +43,14 @@ def write_outputs(
     rejected: pa.Table,
     num_answers: npt.NDArray[np.int64] | None = None,
     spans: Sequence[range] | None = None,
+    part_bytes: int | None = None,
 ) -> Path:
-    """Writes `outputs.parquet` from the parts of a run, the rejected rows and the inputs.
+    """Writes the outputs from the answers of a run, the rejected rows and the inputs.
 
     Args:
         num_answers: how many answers each input row has, error rows included; None: one.
         spans: consecutive rows whose answers are in memory at a time; None: all.
+        part_bytes: a part that has so many bytes is the end of it; None: one file.
 
     Raises:
         PlanError: an input has changed, a row has no answer, or an answer has no row.
@@ -60,14 +62,43 @@ def write_outputs(
     columns = [*PLAIN_OUTPUT_COLUMNS, *_used_columns(run_dir)]
     schema = output_schema(sources, columns)
     answers = _Answers(run_dir, rejected, num_answers, spans or [range(num_rows)])
-    path = run_dir / OUTPUTS_FILE
+    files = OutputFiles(run_dir, part_bytes)
+    needs = f"about {format_bytes(_size(run_dir, sources))}"
+    tables = _joined(sources, answers, schema, columns)
+    if part_bytes is None:
+        _write_file(files.path, _groups(tables, _GROUP_BYTES), schema, needs)
+    else:
+        with atomic_folder(files.path) as folder:
+            groups = _groups(tables, min(_GROUP_BYTES, part_bytes))
+            number, group = 0, next(groups, None)
+            while number == 0 or group is not None:
+                path = folder / part_name(number, ".parquet")
+                group = _write_file(path, groups, schema, needs, group, part_bytes)
+                number += 1
+    files.drop_others()
+    return files.path
+
+
+def _write_file(
+    path: Path,
+    groups: Iterator[pa.Table],
+    schema: pa.Schema,
+    needs: str,
+    first: pa.Table | None = None,
+    max_bytes: int | None = None,
+) -> pa.Table | None:
+    """One file of `first` and more groups until it has `max_bytes`; the next one, if any."""
     with (
-        atomic_file(path, f"about {format_bytes(_size(run_dir, sources))}") as file,
+        atomic_file(path, needs) as file,
         pq.ParquetWriter(file, schema, compression="zstd") as writer,
     ):
-        for group in _groups(_joined(sources, answers, schema, columns)):
+        group = next(groups, None) if first is None else first
+        while group is not None:
             writer.write_table(group)
-    return path
+            group = next(groups, None)
+            if max_bytes is not None and file.tell() >= max_bytes:
+                break
+    return group
 
 
 def _size(run_dir: Path, sources: Sequence[SourceFile]) -> int:
@@ -205,15 +236,13 @@ def _as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return array if array.type == kind else array.cast(kind)
 
 
-def _groups(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Consecutive tables put together to row groups."""
+def _groups(tables: Iterator[pa.Table], num_bytes: int) -> Iterator[pa.Table]:
+    """Consecutive tables put together to row groups of so many bytes in memory."""
     pending: list[pa.Table] = []
-    num_bytes = 0
     for table in tables:
         pending.append(table)
-        num_bytes += table.nbytes
-        if num_bytes >= _GROUP_BYTES:
+        if sum(table.nbytes for table in pending) >= num_bytes:
             yield pa.concat_tables(pending)
-            pending, num_bytes = [], 0
+            pending = []
     if pending:
         yield pa.concat_tables(pending)

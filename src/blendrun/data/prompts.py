@@ -137,7 +137,13 @@ def _as_prompt(kind: str, value: Any, tools: Any) -> str | TokenIds | Chat:
         except OverflowError as error:
             raise BadRowError("bad_token_id", f"a token id does not fit 64 bits: {error}") from None
     wanted = "text or a list of token ids" if kind == "prompt" else "a list of token ids"
-    raise BadRowError("bad_type", f"the prompt must be {wanted}, not {describe(value)}")
+    found = f"a list with {_stranger(value)}" if isinstance(value, list) else describe(value)
+    raise BadRowError("bad_type", f"the prompt must be {wanted}, not {found}")
+
+
+def _stranger(values: list[Any]) -> str:
+    """The first that is no whole number."""
+    return describe(next(value for value in values if type(value) is not int))
 
 
 def _rendered(tokenizer: TextTokenizer, chat: Chat) -> str:

@@ -14,8 +14,9 @@ from blendrun.data import renumbered
 from blendrun.data.answer_keys import KEY_TYPE, AnswerKeys, Int64
 from blendrun.data.answers import ANSWER_SCHEMA, MOST_ANSWERS
 from blendrun.data.manifest import Manifest, write_manifest
+from blendrun.data.part_files import list_files
 from blendrun.data.renumbered import PARTS_FOLDER, UNUSED_FOLDER
-from blendrun.data.results import PARTS, files_of, keys_of, part_files, read_columns, read_part
+from blendrun.data.results import PARTS, files_of, keys_of, read_columns, read_part
 from blendrun.data.table_file import write_table
 from blendrun.data.unfinished import UNFINISHED_FILE, read_unfinished
 from blendrun.errors import PlanError
@@ -93,7 +94,8 @@ def _moved(table: pa.Table, new: AnswerKeys, place: Int64) -> pa.Table:
 
 
 def _unused_files(run_dir: Path) -> list[Path]:
-    return part_files(run_dir / UNUSED_FOLDER, PARTS)
+    files, _ = list_files(run_dir / UNUSED_FOLDER, PARTS)
+    return [file.path for file in files]
 
 
 class _PartWriter:

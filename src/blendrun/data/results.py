@@ -4,9 +4,10 @@ Knows files and rows, not what made them. One process writes to a run folder at 
 goes when that process does, however it ends.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +18,20 @@ import pyarrow.parquet as pq
 from blendrun.data.answers import ANSWER_SCHEMA, answer_keys
 from blendrun.data.disk import TEMP_SUFFIX, make_folder
 from blendrun.data.lock import take_lock
+from blendrun.data.output_files import remove
+from blendrun.data.part_files import (
+    MOST_SMALL_FILES,
+    list_files,
+    merge_small_files,
+    remove_superseded,
+    small_files,
+)
 from blendrun.data.renumbered import PARTS_FOLDER, settle
 from blendrun.data.table_file import write_table
 from blendrun.data.unfinished import read_unfinished, write_unfinished
 from blendrun.errors import PlanError
 
+_Read = TypeVar("_Read")
 _KEY_COLUMNS = ["row", "output_index"]
 LOCK_FILE = "run.lock"
 PARTS, STEPS = "part", "steps"  # file name stems
@@ -62,11 +72,16 @@ class ResultJournal:
         for folder in (self.run_dir, *(self.run_dir / name for name in _FOLDERS.values())):
             make_folder(folder)
             for leftover in folder.glob(f"*{TEMP_SUFFIX}"):
-                if leftover.is_file():  # a folder is somebody else's: a plan in the making
-                    leftover.unlink()
-        files = {stem: files_of(self.run_dir, stem) for stem in _FOLDERS}
-        self._last = {stem: _number(paths[-1]) if paths else 0 for stem, paths in files.items()}
-        self._keys = [keys_of(read_part(path, _KEY_COLUMNS)) for path in files[PARTS]]
+                if not leftover.name.startswith("."):  # somebody else's: a plan in the making
+                    remove(leftover)
+        self._last, self._num_small = dict[str, int](), dict[str, int]()
+        for stem, name in _FOLDERS.items():
+            remove_superseded(self.run_dir / name, stem)
+            self._merge(stem)
+            files, _ = list_files(self.run_dir / name, stem)
+            self._last[stem] = files[-1].last if files else 0
+        paths = files_of(self.run_dir, PARTS)
+        self._keys = [keys_of(read_part(path, _KEY_COLUMNS)) for path in paths]
 
     def finished(self) -> npt.NDArray[np.int64]:
         """Keys (`answer_keys`) of the answers that are there, sorted, each once."""
@@ -124,6 +139,14 @@ class ResultJournal:
         self._last[stem] += 1  # first, so that no later part can take the name of this one
         path = self.run_dir / _FOLDERS[stem] / f"{stem}-{self._last[stem]:06d}.parquet"
         write_table(path, table)
+        self._num_small[stem] += 1
+        if self._num_small[stem] >= MOST_SMALL_FILES:
+            self._merge(stem)
+
+    def _merge(self, stem: str) -> None:
+        folder = self.run_dir / _FOLDERS[stem]
+        merge_small_files(folder, stem, read_columns)
+        self._num_small[stem] = len(small_files(folder, stem))
 
 
 def read_answers(
@@ -140,7 +163,7 @@ def read_answers(
     needed = (*_KEY_COLUMNS, "status", *columns)
     names = [name for name in ANSWER_SCHEMA.names if name in needed]
     wide = pa.schema([_WIDE_SCHEMA.field(name) for name in names])
-    parts = [_rows_of_part(path, names, rows) for path in files_of(run_dir, PARTS)]
+    parts = of_each(run_dir, PARTS, lambda path: _rows_of_part(path, names, rows))
     known = [part.cast(wide) for part in parts if part is not None]
     return one_of_each(pa.concat_tables([wide.empty_table(), *known]))
 
@@ -175,27 +198,27 @@ def one_of_each(table: pa.Table) -> pa.Table:
 
 def read_steps(run_dir: Path) -> pa.Table:
     """All step records of a run, in the order they were added. Raises PlanError."""
-    steps = [read_columns(path) for path in files_of(run_dir, STEPS)]
+    steps = of_each(run_dir, STEPS, read_columns)
     return pa.concat_tables(steps, promote_options="permissive") if steps else pa.table({})
 
 
 def files_of(run_dir: Path, stem: str) -> list[Path]:
-    """The files of PARTS or STEPS, oldest first."""
-    return part_files(run_dir / _FOLDERS[stem], stem)
+    """The files of PARTS or STEPS that count, oldest first."""
+    files, _ = list_files(run_dir / _FOLDERS[stem], stem)
+    return [file.path for file in files]
 
 
-def part_files(folder: Path, stem: str) -> list[Path]:
-    """The numbered files of a folder, oldest first."""
-    names = folder.glob(f"{stem}-*.parquet")
-    return sorted((path for path in names if path.stem[len(stem) + 1 :].isdecimal()), key=_number)
-
-
-def _number(path: Path) -> int:
-    return int(path.stem.rpartition("-")[2])
+def of_each(run_dir: Path, stem: str, read: Callable[[Path], _Read]) -> list[_Read]:
+    """What `read` gives of each file of PARTS or STEPS, also while the run merges some."""
+    while True:
+        try:
+            return [read(path) for path in files_of(run_dir, stem)]
+        except FileNotFoundError:  # its rows are in a merged file now
+            continue
 
 
 def read_columns(path: Path, columns: list[str] | None = None) -> pa.Table:
-    """Raises PlanError where `path` cannot be read."""
+    """Raises PlanError where `path` cannot be read, FileNotFoundError where it is gone."""
     with _damage(path), pq.ParquetFile(path) as file:
         return file.read(columns)
 
@@ -211,6 +234,8 @@ def read_part(path: Path, names: list[str]) -> pa.Table:
 def _damage(path: Path) -> Iterator[None]:
     try:
         yield
+    except FileNotFoundError:
+        raise
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise PlanError(
             f"cannot read the results in {path}: {error}",

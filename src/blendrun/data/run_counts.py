@@ -7,7 +7,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from blendrun.data.results import PARTS, STEPS, files_of, keys_of, read_columns, read_part
+from blendrun.data.results import PARTS, STEPS, keys_of, of_each, read_columns, read_part
+
+_STEPS = pa.schema(
+    [
+        ("attempt", pa.int64()),
+        ("start_s", pa.float64()),
+        ("step_s", pa.float64()),
+        ("finished", pa.int64()),
+        ("output_tokens", pa.int64()),
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +38,8 @@ class StepSums:
 def count_answers(run_dir: Path) -> AnswerCounts:
     """Answers of a run, each counted once. Raises PlanError where a part cannot be read."""
     ok, errors = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for path in files_of(run_dir, PARTS):
-        part = read_part(path, ["row", "output_index", "status"])
+    names = ["row", "output_index", "status"]
+    for part in of_each(run_dir, PARTS, lambda path: read_part(path, names)):
         keys, is_ok = keys_of(part), pc.equal(part["status"], "ok").to_numpy()
         ok.append(keys[is_ok])
         errors.append(keys[~is_ok])
@@ -40,15 +50,12 @@ def count_answers(run_dir: Path) -> AnswerCounts:
 
 def sum_steps(run_dir: Path, attempt: int) -> StepSums:
     """What attempt number `attempt`, the last one, has done. Raises PlanError."""
-    tables = []
-    for path in reversed(files_of(run_dir, STEPS)):
-        table = _steps_of(path, attempt)
-        if not table.num_rows:
-            break
-        tables.append(table)
-    if not tables:
+    steps = pa.concat_tables(
+        [_STEPS.empty_table(), *of_each(run_dir, STEPS, lambda path: _steps_of(path, attempt))],
+        promote_options="permissive",
+    )
+    if not steps.num_rows:
         return StepSums()
-    steps = pa.concat_tables(tables)
     return StepSums(
         float(pc.max(pc.add(steps["start_s"], steps["step_s"])).as_py()),
         int(pc.sum(steps["finished"]).as_py()),

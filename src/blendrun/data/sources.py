@@ -36,10 +36,9 @@ _FORMATS: dict[str, Format] = {
 }
 _RUN_MARK = "run.lock"
 _RUN_OUTPUTS = frozenset(
-    {
-        *("outputs.parquet", "unfinished.parquet", "keys.parquet"),
-        *("parts", "unused", "renumbered", "renumbered.tmp", "steps", "report"),
-    }
+    {"outputs.parquet", "outputs", "outputs.jsonl", "outputs-jsonl", "steps", "report"}
+    | {"openai-results.jsonl", "openai-errors.jsonl", "openai-results", "openai-errors"}
+    | {"parts", "unused", "renumbered", "renumbered.tmp", "unfinished.parquet", "keys.parquet"}
 )
 _CHUNK_BYTES = 4 * 2**20
 

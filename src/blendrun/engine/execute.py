@@ -1,6 +1,6 @@
 """Execute a plan on this machine: open the run folder, run what is not answered, write outputs.
 
-The same call starts a run and continues it. At the end every input row is in `outputs.parquet`.
+The same call starts a run and continues it. At the end every input row is in the outputs.
 """
 
 import time
@@ -16,9 +16,12 @@ import pyarrow.parquet as pq
 
 from blendrun.data.answer_keys import AnswerKeys, has_keys, read_keys
 from blendrun.data.columns import ColumnNames
+from blendrun.data.detokenizer import Detokenizer
 from blendrun.data.exports import Export, drop_exports
 from blendrun.data.manifest import Manifest, read_manifest, write_manifest
-from blendrun.data.outputs import OUTPUTS_FILE, write_outputs
+from blendrun.data.model_files import resolve_model
+from blendrun.data.output_files import OUTPUT_NAMES, OutputFiles, parts_of
+from blendrun.data.outputs import write_outputs
 from blendrun.data.renumber import renumber
 from blendrun.data.results import ResultJournal
 from blendrun.data.sources import SourceFile, check_sources, inputs_hash
@@ -86,16 +89,17 @@ def execute_plan(
     """
     begin = time.monotonic()
     with _opened(plan_path, run_dir, settings, events) as (plan, journal, manifest, keys):
-        counts, outputs = plan.counts, run_dir / OUTPUTS_FILE
+        counts, files = plan.counts, OutputFiles(run_dir, settings.output_part_size)
         num_rows = counts.requests + counts.rejected
         _, sources = read_header(plan_path)
         export = _export(plan, sources, settings)
         again = settings.retry_errors and len(journal.failed()) > 0
         inputs = inputs_hash(sources)
-        is_made = outputs.is_file() and manifest.outputs_of == inputs
-        if manifest.is_complete and is_made and not again:
-            path = export.write(outputs)
-            return RunResult(run_dir, path, num_rows, _num_errors(outputs), True)
+        made_of = (manifest.outputs_of, manifest.output_part_size)
+        is_written = files.path.exists() and made_of == (inputs, files.part_bytes)
+        if manifest.is_complete and is_written and not again:
+            path = export.write(files.path)
+            return RunResult(run_dir, path, num_rows, _num_errors(files.path), True)
         deadline = Deadline(begin if begin_s is None else begin_s, settings.time_limit_s)
         manifest = replace(manifest, is_complete=False)
         run = RunAttempt(plan, settings, events, journal, manifest, keys, deadline)
@@ -109,10 +113,17 @@ def execute_plan(
             pa.concat_tables([window.rejected for window in windows]),
             np.concatenate([window.num_answers for window in windows]),
             [window.rows for window in windows],
+            files.part_bytes,
         )
         path = export.write(outputs)
         run.update(wall_s=time.monotonic() - begin)
-        write_manifest(run_dir, replace(run.manifest, is_complete=True, outputs_of=inputs))
+        done = replace(
+            run.manifest,
+            is_complete=True,
+            outputs_of=inputs,
+            output_part_size=files.part_bytes,
+        )
+        write_manifest(run_dir, done)
     return RunResult(run_dir, path, num_rows, _num_errors(outputs), False)
 
 
@@ -125,11 +136,12 @@ def _opened(
     _check_executable(plan)
     check_sources(sources)
     _export(plan, sources, settings).check()
-    if (run_dir / OUTPUTS_FILE).exists() and read_manifest(run_dir) is None:
-        raise InputError(
-            f"{run_dir} holds an {OUTPUTS_FILE} that no run has made",
-            "give another --run-dir, or move that file away",
-        )
+    for name in OUTPUT_NAMES:
+        if (run_dir / name).exists() and read_manifest(run_dir) is None:
+            raise InputError(
+                f"{run_dir} holds an {name} that no run has made",
+                "give another --run-dir, or move that away",
+            )
     keys = plan_keys(plan_path, plan)
     counts, identity = plan.counts, settings.identity(plan)
     with ResultJournal(run_dir) as journal:
@@ -159,7 +171,12 @@ def _opened(
 
 def _export(plan: Plan, sources: Sequence[SourceFile], settings: ExecuteSettings) -> Export:
     chats = plan.settings.get("messages_column") or ColumnNames().messages
-    return Export(settings.output_format, sources, plan.model.name, plan.job_id, chats)
+
+    def tokens() -> Detokenizer:
+        files = resolve_model(settings.model or plan.model.spec, weights=False)
+        return Detokenizer.from_folder(files.folder)
+
+    return Export(settings.output_format, sources, plan.model.name, plan.job_id, chats, tokens)
 
 
 def _check_executable(plan: Plan) -> None:
@@ -182,5 +199,5 @@ def _check_executable(plan: Plan) -> None:
 
 
 def _num_errors(outputs: Path) -> int:
-    status = pq.read_table(outputs, columns=["status"])["status"]
-    return int(pc.sum(pc.equal(status, "error")).as_py() or 0)
+    columns = [pq.read_table(part, columns=["status"])["status"] for part in parts_of(outputs)]
+    return sum(pc.sum(pc.equal(status, "error")).as_py() or 0 for status in columns)

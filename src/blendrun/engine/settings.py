@@ -22,6 +22,7 @@ class ExecuteSettings:
     shared_prefix_attention: bool = True  # of what the prefix cache shares
     ignore_eos: bool = False  # in addition to the rows that the plan says it of
     output_format: OutputFormat = "parquet"  # of what is written beside outputs.parquet
+    output_part_size: int | None = None  # bytes; outputs in parts of about that size, not one file
     retry_errors: bool = False  # run again what the engine answered with an error row
     flush_interval_s: float = 1.0  # finished rows are safe on disk after this long
     unfinished_interval_s: float = 30.0  # and so is what unfinished ones have after this long
@@ -35,6 +36,8 @@ class ExecuteSettings:
         for name in ("flush_interval_s", "unfinished_interval_s", "log_interval_s"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        if self.output_part_size is not None and self.output_part_size < 1:
+            raise InputError(f"output_part_size must be at least 1, not {self.output_part_size}")
         if self.time_limit_s is not None and not self.time_limit_s > 0:
             raise InputError(f"time_limit_s must be above 0, not {self.time_limit_s}")
 

@@ -19,6 +19,7 @@ from blendrun.tree.strata import top_subtrees
 COLUMN, SAME_PROMPT, SUBTREE = "column", "same prompt", "subtree"
 MAX_TOKENS, PRIOR = "max_tokens", "prior"
 KNOWN = (COLUMN, SAME_PROMPT)  # not learned during the run
+ORIGINS = (COLUMN, SAME_PROMPT, SUBTREE, MAX_TOKENS, PRIOR)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,15 +27,20 @@ class ExpectedLengths:
     """Output lengths of N requests before they run."""
 
     tokens: Int32  # [N] at most `max_tokens`
-    origin: npt.NDArray[np.str_]  # [N]
+    origin: npt.NDArray[np.int8]  # [N] index into ORIGINS
     low: Int32  # [N] sums over these are the ends of a range that likely holds the truth
     high: Int32  # [N]
 
     def is_guess(self, requests: pa.Table) -> npt.NDArray[np.bool_]:
         """Of whose length nothing is known but a limit, [N]."""
         ignore_eos = np.asarray(requests["ignore_eos"], np.bool_)
-        guess: npt.NDArray[np.bool_] = np.isin(self.origin, (PRIOR, MAX_TOKENS)) & ~ignore_eos
+        guesses = [ORIGINS.index(name) for name in (PRIOR, MAX_TOKENS)]
+        guess: npt.NDArray[np.bool_] = np.isin(self.origin, guesses) & ~ignore_eos
         return guess
+
+    def origin_names(self) -> pa.Array:
+        """[N] of strings."""
+        return pa.DictionaryArray.from_arrays(self.origin, pa.array(ORIGINS)).cast(pa.string())
 
 
 def expected_lengths(
@@ -51,18 +57,18 @@ def expected_lengths(
     ignore_eos = requests["ignore_eos"].to_numpy(zero_copy_only=False)
     exact = ignore_eos | (max_tokens <= prior_output_len)
     guess = np.where(exact, max_tokens, prior_output_len)
-    origin = np.where(exact, MAX_TOKENS, PRIOR).astype("U16")
+    origin = np.where(exact, ORIGINS.index(MAX_TOKENS), ORIGINS.index(PRIOR)).astype(np.int8)
     # a guess may be off by four either way; a small max_tokens may never be reached
     low = np.where(ignore_eos, max_tokens, np.maximum(guess // 4, 1))
     high = np.where(exact, max_tokens, np.minimum(4 * guess, max_tokens))
     if observed is not None and len(observed.node):
         for source in (_of_subtree(tree, observed), _of_same_prompt(tree, observed)):
             known = source.known & ~ignore_eos
-            origin[known] = source.origin
+            origin[known] = ORIGINS.index(source.origin)
             guess = np.where(known, source.mean, guess)
             low, high = np.where(known, source.low, low), np.where(known, source.high, high)
     stated = requests["expected_len"].fill_null(0).to_numpy()
-    origin[stated > 0] = COLUMN
+    origin[stated > 0] = ORIGINS.index(COLUMN)
     columns = [np.where(stated > 0, stated, values) for values in (guess, low, high)]
     tokens, low, high = (
         np.clip(np.rint(column), 1, np.maximum(max_tokens, 1)).astype(np.int32)

@@ -26,8 +26,8 @@ from blendrun.data.sources import SourceFile
 from blendrun.data.token_store import OFFSETS_FILE, TOKENS_FILE, TokenStore
 from blendrun.errors import InputError, PlanError
 from blendrun.schedule.plan_record import FORMAT, VERSION, Plan
-from blendrun.tree.prefix_tree import PrefixTree
-from blendrun.tree.store import PLAN_AGAIN, read_tree
+from blendrun.tree.prefix_tree import Int32, PrefixTree
+from blendrun.tree.store import PLAN_AGAIN, ROW_GROUP, read_tree
 
 REQUESTS_FILE = "requests.parquet"
 TREE_FILE = "tree.parquet"
@@ -98,11 +98,19 @@ def _check_replaceable(path: Path, folder: Path) -> None:
 
 
 def write_sidecars(
-    folder: Path, plan: Plan, requests: pa.Table, rejected: pa.Table, seen: pa.Table
+    folder: Path,
+    plan: Plan,
+    requests: pa.Table,
+    sequence: Int32,
+    rejected: pa.Table,
+    seen: pa.Table,
 ) -> None:
-    """Write the requests, in scheduled order, the rows set aside, and known output lengths."""
+    """Write the requests in the order `sequence`, the rows set aside, and known output lengths."""
     requests = requests.replace_schema_metadata(_stamp(plan))
-    pq.write_table(requests, folder / REQUESTS_FILE, compression="zstd")
+    path = folder / REQUESTS_FILE
+    with pq.ParquetWriter(path, requests.schema, compression="zstd") as writer:
+        for start in range(0, len(sequence), ROW_GROUP):  # never all of them a second time
+            writer.write_table(requests.take(pa.array(sequence[start : start + ROW_GROUP])))
     pq.write_table(rejected, folder / REJECTED_FILE, compression="zstd")
     pq.write_table(seen, folder / SEEN_FILE, compression="zstd")
 

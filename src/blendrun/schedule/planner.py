@@ -207,7 +207,7 @@ def _write_sidecars(
     columns = {
         "request": np.arange(order.tree.num_requests, dtype=np.int32),
         "expected_output_len": job.output_len,
-        "length_from": pa.array(job.lengths.origin.tolist(), pa.string()),
+        "length_from": job.lengths.origin_names(),
         "density": density,
         # on the left wait, if lengths are as expected, those at the root's density or above
         "is_left": density >= priced.root_density,
@@ -216,7 +216,5 @@ def _write_sidecars(
     requests = job.rows.requests
     for name, values in columns.items():
         requests = requests.append_column(name, pa.array(values))
-    plan_file.write_sidecars(
-        folder, plan, requests.take(pa.array(order.sequence)), job.rows.rejected, seen
-    )
+    plan_file.write_sidecars(folder, plan, requests, order.sequence, job.rows.rejected, seen)
     write_tree(folder / plan_file.TREE_FILE, order.tree, priced)

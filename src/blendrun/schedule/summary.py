@@ -119,7 +119,7 @@ def _counts(job: PricedJob, order: Order) -> PlanCounts:
         expected_output_tokens=int(job.output_len.sum(dtype=np.int64)),
         prefix_nodes=order.tree.num_nodes,
         kv_capacity_tokens=job.kv_capacity_tokens,
-        lengths_from=_value_counts(pa.array(job.lengths.origin.tolist(), pa.string())),
+        lengths_from=_value_counts(job.lengths.origin_names()),
         rejected_by_code=_value_counts(job.rows.rejected["code"]),
     )
 
@@ -154,11 +154,23 @@ def _warnings(job: PricedJob, counts: PlanCounts) -> Iterator[str]:
             f"the output length of {count_of(guessed, 'request')} is a guess; "
             "an output_len column helps"
         )
-    longest = int((job.tree.prompt_len + job.output_len).max())
-    if longest > job.cost.kv_capacity_tokens:
-        yield f"the longest request ({longest} tokens) is larger than the KV memory"
+    yield from _too_large(job)
     if not job.cost.hardware.calibrated:
         yield "times are estimates from data-sheet figures of the hardware"
+
+
+def _too_large(job: PricedJob) -> Iterator[str]:
+    """Requests that the planned hardware cannot hold; a run may have another KV memory."""
+    max_tokens = job.rows.requests["max_tokens"].to_numpy()
+    lengths = job.tree.prompt_len.astype(np.int64) + max_tokens
+    capacity = job.cost.kv_capacity_tokens
+    large = int((lengths > capacity).sum())
+    if large:
+        yield (
+            f"{count_of(large, 'request')} with up to {lengths.max():,} tokens, max_tokens "
+            f"included, where the KV memory of {job.cost.hardware.name} holds {capacity:,}: "
+            "executed there, needs_more_memory"
+        )
 
 
 def _job_id(rows: Ingested, model: PlannedModel) -> str:

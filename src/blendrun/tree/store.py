@@ -14,6 +14,7 @@ from blendrun.tree.annotate import Annotations, Float64
 from blendrun.tree.prefix_tree import PrefixTree
 
 PLAN_AGAIN = "plan again with blendrun plan"
+ROW_GROUP = 2**16  # rows that the writer holds encoded at once
 _STRUCTURE = ("parent", "subtree_end", "depth", "first_leaf", "last_leaf")
 
 
@@ -37,7 +38,7 @@ def write_tree(path: Path, tree: PrefixTree, annotations: Annotations) -> None:
         "memory_s": annotations.memory_s,
         "density": annotations.node_density,
     }
-    pq.write_table(pa.table(columns), path, compression="zstd")
+    pq.write_table(pa.table(columns), path, compression="zstd", row_group_size=ROW_GROUP)
 
 
 def read_tree(path: Path) -> PrefixTree:
