@@ -14,6 +14,7 @@ from blendrun.data.manifest import read_manifest
 from blendrun.data.results import ResultJournal, read_answers, read_steps
 from blendrun.engine import drawing, torch_backend
 from blendrun.engine.execute import execute_sample
+from blendrun.engine.requests import EngineRequests
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.errors import BackendError, CapacityError, InputError, PlanError
 from blendrun.kernels.cpu.attention import CpuAttention
@@ -410,14 +411,15 @@ def test_logits_that_are_no_numbers_make_one_error_row(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    real = drawing.sample
+    plan, _ = plan_files(tmp_path / "plan.json", [rows], checkpoint, temperature=temperature)
+    requests, real = EngineRequests.of(read_plan(plan), ignore_eos=False), drawing.sample
+    (key,) = requests.draw_key[requests.row == 1]
 
     def spoiled(logits, columns):
-        logits[torch.from_numpy((columns.row == 1) & (columns.position > 8))] = torch.nan
+        logits[torch.from_numpy((columns.key == key) & (columns.position > 8))] = torch.nan
         return real(logits, columns)
 
     monkeypatch.setattr(drawing, "sample", spoiled)
-    plan, _ = plan_files(tmp_path / "plan.json", [rows], checkpoint, temperature=temperature)
     assert execute(plan, tmp_path / "run").num_errors == 1
     made = outputs(tmp_path / "run")
     assert [row["status"] for row in made] == ["ok", "error", *["ok"] * 6]

@@ -187,7 +187,8 @@ class TreeView:
             return None
         number = int(self.tree.leaf_order[self.tree.first_leaf[node]])
         place = int(np.argmax(self.stored.requests["request"].to_numpy() == number))
-        record: dict[str, Any] = self.stored.requests.slice(place, 1).to_pylist()[0]
+        shown = self.stored.requests.drop_columns("content")  # bytes, which JSON has not
+        record: dict[str, Any] = shown.slice(place, 1).to_pylist()[0]
         return record | {"place": place}
 
     def _table(self, nodes: Int32, above: Int32, top: int) -> NodeTable:
