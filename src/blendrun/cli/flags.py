@@ -87,6 +87,9 @@ MaxTokensColumn = Annotated[str | None, typer.Option(help="Column with max_token
 OutputLenColumn = Annotated[
     str | None, typer.Option(help="Column with expected output lengths in tokens.")
 ]
+ScoreColumn = Annotated[
+    str | None, typer.Option(help="Column with lists of continuations to score.")
+]
 InputFormat = Annotated[
     str | None,
     _plan("input_format", "auto, openai (lines of OpenAI's Batch API) or columns."),

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from blendrun.data.scores import SCORE_COLUMNS, SCORE_FIELDS, Score, score_columns
 from blendrun.data.token_logprobs import CHOSEN_TYPE, TOP_TYPE, TokenLogprobs, logprob_columns
 
 ANSWER_SCHEMA = pa.schema(
@@ -27,17 +28,20 @@ ANSWER_SCHEMA = pa.schema(
         pa.field("output_top_logprobs", TOP_TYPE),
         pa.field("prompt_token_logprobs", CHOSEN_TYPE),
         pa.field("prompt_top_logprobs", TOP_TYPE),
+        *SCORE_FIELDS,  # of a continuation: lists of one, and of all of a row in the outputs
         pa.field("error", pa.string()),  # "code: message", null where status is "ok"
     ]
 )
 MOST_ANSWERS = 2**14  # of one row
+INDEX_COLUMN = "output_index"
 # only in the outputs of a job in which some row asks for them
 RARE_OUTPUT_COLUMNS = (
-    "output_index",
+    INDEX_COLUMN,
     "output_logprobs",
     "output_top_logprobs",
     "prompt_token_logprobs",
     "prompt_top_logprobs",
+    *SCORE_COLUMNS,
 )
 PLAIN_OUTPUT_COLUMNS = (
     "output_text",
@@ -66,6 +70,7 @@ def answers_table(
     stop_reason: Sequence[str | None] | None = None,
     output_logprobs: Sequence[TokenLogprobs | None] | None = None,
     prompt_logprobs: Sequence[TokenLogprobs | None] | None = None,
+    score: Sequence[Score | None] | None = None,
 ) -> pa.Table:
     """Answers from columns of equal length; `status` and `num_output_tokens` follow from them."""
     errors = [None] * len(row) if error is None else list(error)
@@ -89,6 +94,7 @@ def answers_table(
         "output_top_logprobs": of_output[1],
         "prompt_token_logprobs": of_prompt[0],
         "prompt_top_logprobs": of_prompt[1],
+        **score_columns(nothing if score is None else score),
         "error": errors,
     }
     return pa.table(columns, schema=ANSWER_SCHEMA)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blendrun.data.detokenizer import Detokenizer
+from blendrun.data.scores import Score
 from blendrun.data.token_logprobs import TokenLogprobs
 from blendrun.engine.begun import Begun
 from blendrun.engine.growing_answer import BY_MODEL, LENGTH, End, GrowingAnswer, TokenLogprob
@@ -38,6 +39,7 @@ class Generation:
     stop_reason: str | None = None  # the stop string, or the stop token's number
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
+    score: Score | None = None  # of a continuation
     is_copy: bool = False  # of another request's answer
 
 

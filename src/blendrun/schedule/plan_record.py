@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 FORMAT = "blendrun-plan"
-VERSION = 3
+VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
