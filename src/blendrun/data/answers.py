@@ -18,6 +18,7 @@ ANSWER_SCHEMA = pa.schema(
         pa.field("output_index", pa.int32(), nullable=False),  # which of the row's answers, from 0
         pa.field("status", pa.string(), nullable=False),  # "ok" or "error"
         pa.field("output_text", pa.string()),
+        pa.field("output_reasoning", pa.string()),  # null where the model marks none
         pa.field("output_token_ids", pa.list_(pa.int32())),
         pa.field("finish_reason", pa.string()),  # "stop", "length" or null
         pa.field("stop_reason", pa.string()),  # stop string or number of the stop token, or null
@@ -34,9 +35,10 @@ ANSWER_SCHEMA = pa.schema(
 )
 MOST_ANSWERS = 2**14  # of one row
 INDEX_COLUMN = "output_index"
-# only in the outputs of a job in which some row asks for them
+# only in the outputs of a job in which some row asks for them, or the model marks reasoning
 RARE_OUTPUT_COLUMNS = (
     INDEX_COLUMN,
+    "output_reasoning",
     "output_logprobs",
     "output_top_logprobs",
     "prompt_token_logprobs",
@@ -71,6 +73,7 @@ def answers_table(
     output_logprobs: Sequence[TokenLogprobs | None] | None = None,
     prompt_logprobs: Sequence[TokenLogprobs | None] | None = None,
     score: Sequence[Score | None] | None = None,
+    output_reasoning: Sequence[str | None] | None = None,
 ) -> pa.Table:
     """Answers from columns of equal length; `status` and `num_output_tokens` follow from them."""
     errors = [None] * len(row) if error is None else list(error)
@@ -84,6 +87,7 @@ def answers_table(
         "output_index": np.zeros(len(row), np.int32) if output_index is None else output_index,
         "status": ["ok" if reason is None else "error" for reason in errors],
         "output_text": output_text,
+        "output_reasoning": nothing if output_reasoning is None else output_reasoning,
         "output_token_ids": pa.array(token_ids, pa.list_(pa.int32())),
         "finish_reason": finish_reason,
         "stop_reason": nothing if stop_reason is None else stop_reason,

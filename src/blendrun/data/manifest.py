@@ -13,7 +13,7 @@ from blendrun.errors import InputError, PlanError
 
 MANIFEST_FILE = "manifest.json"
 LOG_FILE = "run.log"
-_FORMAT, _VERSION = "blendrun-run", 2
+_FORMAT, _VERSION = "blendrun-run", 3
 # where the values, hashes, would tell nobody anything
 _CHANGED = {
     "job_id": "its prompts, model or sampling are others",

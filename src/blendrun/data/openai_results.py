@@ -78,11 +78,13 @@ def _by_input(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 def _choice(is_chat: bool, answer: Row) -> Row:
     text, index = answer["output_text"], answer.get("output_index") or 0
-    message = {"message": {"role": "assistant", "content": text}}
+    message: Row = {"role": "assistant", "content": text}
+    if "output_reasoning" in answer:
+        message["reasoning_content"] = answer["output_reasoning"] or None
     logprobs = _chat_logprobs(answer) if is_chat else _text_logprobs(answer)
     return {
         "index": index,
-        **(message if is_chat else {"text": text}),
+        **({"message": message} if is_chat else {"text": text}),
         "logprobs": logprobs,
         "finish_reason": answer["finish_reason"],
         "stop_reason": answer["stop_reason"],

@@ -16,6 +16,7 @@ from blendrun.cost.model_shape import ModelShape
 from blendrun.cost.step_prices import StepPrices
 from blendrun.data.detokenizer import Detokenizer
 from blendrun.data.model_files import ModelFiles, resolve_model
+from blendrun.data.reasoning import ReasoningMarks
 from blendrun.data.results import ResultJournal
 from blendrun.engine import kv_memory
 from blendrun.engine.begun import to_continue
@@ -54,13 +55,17 @@ class LoadedModel:
     decoder: Decoder
     attention: CpuAttention
     detokenizer: Detokenizer
+    reasoning: ReasoningMarks | None
 
     @classmethod
     def load(cls, files: ModelFiles, settings: ExecuteSettings) -> Self:
         config = DecoderConfig.from_hf(files.config)
         weights = load_weights(files.folder, config, _DTYPES[settings.dtype])
-        detokenizer = Detokenizer.from_folder(files.folder)
-        return cls(files, config, Decoder(config, weights), CpuAttention(), detokenizer)
+        marks = ReasoningMarks.from_folder(files.folder)
+        detokenizer = Detokenizer.from_folder(
+            files.folder, (marks.begin, marks.end) if marks else ()
+        )
+        return cls(files, config, Decoder(config, weights), CpuAttention(), detokenizer, marks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +137,9 @@ def assemble(
     guides = None
     if requests.has_structure[pending].any():
         guides = Guides(files.folder, shape.vocab_size, files.eos_token_ids)
-    generations = Generations(requests, files.eos_token_ids, model.detokenizer, guides)
+    generations = Generations(
+        requests, files.eos_token_ids, model.detokenizer, guides, model.reasoning
+    )
     generations.resume(begun)
     scores = PromptScores(requests, pending)
     loop = RunLoop(

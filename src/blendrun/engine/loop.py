@@ -197,6 +197,7 @@ class RunLoop:
                 row=self._requests.row[request],
                 output_index=self._requests.sample[request],
                 output_text=[g.text for g in self._ended],
+                output_reasoning=[g.reasoning for g in self._ended],
                 output_token_ids=[g.token_ids for g in self._ended],
                 finish_reason=[g.finish_reason for g in self._ended],
                 num_prompt_tokens=prompt_len,
