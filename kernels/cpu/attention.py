@@ -51,6 +51,10 @@ class CpuAttention:
         """Which implementation runs (with head_dim 8 and with other dtypes it is always torch)."""
         return "torch" if self._library is None else "cpp"
 
+    def has_kernel(self, head_dim: int) -> bool:
+        """Whether heads of that size run in C++, in float32 and bfloat16."""
+        return self._library is not None and head_dim >= _MIN_HEAD_DIM
+
     def backend_reason(self) -> str:
         """Why, in one line."""
         return self._reason
@@ -157,6 +161,8 @@ class CpuAttention:
         page_table: Tensor,
         scale: float,
         out: Tensor | None = None,
+        *,
+        may_split: bool = True,
     ) -> Tensor:
         """Causal attention of each sequence's last tokens over its pages.
 
@@ -171,6 +177,8 @@ class CpuAttention:
                 entries behind the context are not read.
             scale: multiplies q . k before the natural exponential; positive.
             out: [T, Hq, D] to write into, contiguous; a new tensor if None.
+            may_split: long contexts of few rows may be cut in parts, for more threads. Without,
+                the kernel gives a row the same bits whatever other rows of its sequence are there.
 
         Returns:
             [T, Hq, D], `out` if it was given. A sequence's values depend neither on the other
@@ -189,7 +197,11 @@ class CpuAttention:
         indptr, lens, pages = (
             t.to(torch.int32).contiguous() for t in (q_indptr, context_len, page_table)
         )
-        function(binding.attention_call(q, result, k_cache, v_cache, indptr, lens, pages, scale))
+        function(
+            binding.attention_call(
+                q, result, k_cache, v_cache, indptr, lens, pages, scale, may_split
+            )
+        )
         return result
 
     def _function(self, name: str, cache: Tensor) -> "Callable[[ctypes.Structure], None] | None":

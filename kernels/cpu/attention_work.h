@@ -32,6 +32,7 @@ struct AttentionCall {
   int64_t head_dim;            // D, a multiple of 8, >= 16
   int64_t page_size;           // tokens
   int64_t num_threads;
+  int64_t may_split;           // 0: no context is cut, so that a row is the same in any chunk
   float scale;                 // multiplies q . k before the (natural) exponential, > 0
 };
 
@@ -101,9 +102,9 @@ inline WorkList cut_work(const AttentionCall& call) {
     const int64_t first = call.q_indptr[seq];
     const int64_t count = call.q_indptr[seq + 1] - first;
     const int64_t context = call.context_len[seq];
-    const bool one_block = count <= block_queries;
+    const bool splits = call.may_split && count <= block_queries;
     const int64_t num_parts =
-        one_block ? std::max<int64_t>(1, (context + kSplitTokens / 2) / kSplitTokens) : 1;
+        splits ? std::max<int64_t>(1, (context + kSplitTokens / 2) / kSplitTokens) : 1;
     for (int64_t head = 0; head < call.num_kv_heads; ++head) {
       for (int64_t at = 0; at < count; at += block_queries) {
         const int64_t queries = std::min(block_queries, count - at);

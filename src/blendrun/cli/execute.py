@@ -37,6 +37,7 @@ def execute(
     max_seqs: flags.MaxSeqs = None,
     prefix_cache: flags.PrefixCache = None,
     ignore_eos: flags.IgnoreEos = None,
+    deterministic: flags.Deterministic = None,
     output_format: flags.OutputFormatFlag = None,
     time_limit: flags.TimeLimit = None,
     retry_errors: flags.RetryErrors = None,

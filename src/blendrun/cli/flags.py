@@ -167,6 +167,10 @@ PrefixCache = Annotated[
     bool | None,
     typer.Option("--prefix-cache/--no-prefix-cache", help="Share prefixes (default: yes)."),
 ]
+Deterministic = Annotated[
+    bool | None,
+    typer.Option("--deterministic", help="No logit depends on what else runs, to the last bit."),
+]
 OutputFormatFlag = Annotated[
     str | None,
     _run("output_format", "parquet; jsonl or openai are written beside it.", "--output-format"),

@@ -23,12 +23,14 @@ from blendrun.engine.begun import to_continue
 from blendrun.engine.deadline import Deadline
 from blendrun.engine.decoder import Decoder
 from blendrun.engine.decoder_config import DecoderConfig
+from blendrun.engine.deterministic import check_deterministic
 from blendrun.engine.generations import Generations
 from blendrun.engine.guides import Guides
 from blendrun.engine.loop import Advance, RunLoop
 from blendrun.engine.prefix_cache import PrefixCache
 from blendrun.engine.prompt_scores import PromptScores
 from blendrun.engine.requests import EngineRequests
+from blendrun.engine.row_blocks import ROW_BLOCK
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.engine.torch_backend import TorchBackend
 from blendrun.engine.twins import Twins, find_twins
@@ -65,7 +67,11 @@ class LoadedModel:
         detokenizer = Detokenizer.from_folder(
             files.folder, (marks.begin, marks.end) if marks else ()
         )
-        return cls(files, config, Decoder(config, weights), CpuAttention(), detokenizer, marks)
+        decoder = Decoder(config, weights, ROW_BLOCK if settings.deterministic else None)
+        attention = CpuAttention()
+        if settings.deterministic:
+            check_deterministic(decoder, attention)
+        return cls(files, config, decoder, attention, detokenizer, marks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +152,16 @@ def assemble(
         requests,
         batcher,
         cache,
-        TorchBackend(model.decoder, attention, requests, generations, scores, guides, cache),
+        TorchBackend(
+            model.decoder,
+            attention,
+            requests,
+            generations,
+            scores,
+            guides,
+            cache,
+            may_split=not settings.deterministic,
+        ),
         generations,
         scores,
         journal,
@@ -180,6 +195,8 @@ def assemble(
         "chunk_size": settings.chunk_size,
         "max_seqs": settings.max_seqs,
         "prefix_cache": settings.prefix_cache,
+        "deterministic": settings.deterministic,
+        "row_block": model.decoder.row_block,
         "policy": plan.policy,
         "budget": batcher.budget,
         "learns_lengths": batcher.learns,

@@ -118,6 +118,7 @@ def _opened(
         "job_id": plan.job_id,
         "dtype": settings.dtype,
         "ignore_eos": settings.ignore_eos,
+        "deterministic": settings.deterministic,
     }
     if (run_dir / OUTPUTS_FILE).exists() and read_manifest(run_dir) is None:
         raise InputError(

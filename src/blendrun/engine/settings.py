@@ -18,6 +18,7 @@ class ExecuteSettings:
     chunk_size: int = 512  # prefill tokens in a step at most
     max_seqs: int = 512  # requests running at once at most
     prefix_cache: bool = True
+    deterministic: bool = False  # no logit depends on what else runs, to the last bit
     ignore_eos: bool = False  # in addition to the rows that the plan says it of
     output_format: OutputFormat = "parquet"  # of what is written beside outputs.parquet
     retry_errors: bool = False  # run again what the engine answered with an error row

@@ -49,7 +49,11 @@ class TorchBackend:
         scores: PromptScores,
         guides: Guides | None,
         cache: PrefixCache,
+        *,
+        may_split: bool = True,
     ) -> None:
+        """`may_split`: of `CpuAttention.paged_attention`."""
+        self._may_split = may_split
         config = decoder.config
         self._decoder, self._attention = decoder, attention
         self._generations, self._cache = generations, cache
@@ -142,6 +146,7 @@ class TorchBackend:
             step.context_len,
             step.page_table,
             self._decoder.config.head_dim**-0.5,
+            may_split=self._may_split,
         )
         self._attention_s += time.perf_counter() - begin
         return out
