@@ -68,6 +68,14 @@ def test_what_comes_after_the_end_mark_is_the_answer(thinker: Path, tmp_path: Pa
         assert made["finish_reason"] == "stop"
 
 
+def test_a_structure_without_the_end_mark_is_the_answer(thinker: Path, tmp_path: Path):
+    pytest.importorskip("llguidance")
+    plan, _ = plan_job(tmp_path, [{"messages": QUESTION, "regex": "yes|no"}], thinker)
+    (made,) = outputs(plan, tmp_path / "run")
+    assert made["output_text"] in ("yes", "no")
+    assert made["output_reasoning"] == ""
+
+
 def test_marks_that_are_special_tokens_are_found(thinker: Path, tmp_path: Path):
     folder = shutil.copytree(thinker, tmp_path / "model")
     tokenizer = json.loads((folder / "tokenizer.json").read_text())

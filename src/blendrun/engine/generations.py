@@ -195,4 +195,7 @@ class Generations:
         if self._reasoning is None or self._requests.max_tokens[request] == 0:
             return None, text
         end_of_prompt = self._detokenizer.decode(self._requests.prompt(request)[-_TAIL:].tolist())
-        return self._reasoning.split(text, self._reasoning.is_open(end_of_prompt))
+        is_open = self._reasoning.is_open(end_of_prompt)
+        if self._requests.has_structure[request] and self._reasoning.end not in text:
+            is_open = False  # the structure left no place for reasoning
+        return self._reasoning.split(text, is_open)
