@@ -47,6 +47,10 @@ class CpuAttention:
         """Which implementation runs (with head_dim 8 and with other dtypes it is always torch)."""
         return "torch" if self._library is None else "cpp"
 
+    def has_kernel(self, head_dim: int) -> bool:
+        """Whether heads of that size run in C++, in float32 and bfloat16."""
+        return self._library is not None and head_dim >= _MIN_HEAD_DIM
+
     def backend_reason(self) -> str:
         """Why, in one line."""
         return self._reason
@@ -154,6 +158,8 @@ class CpuAttention:
         scale: float,
         out: Tensor | None = None,
         shared: SharedPrefixes | None = None,
+        *,
+        may_split: bool = True,
     ) -> Tensor:
         """Causal attention of each sequence's last tokens over its pages.
 
@@ -170,6 +176,8 @@ class CpuAttention:
             out: [T, Hq, D] to write into, contiguous; a new tensor if None.
             shared: `find_shared_prefixes` of these very sequences and pages. Says how to read,
                 not what to compute: K and V of a shared prefix once for all its sharers.
+            may_split: long contexts of few rows may be cut in parts, for more threads. Without,
+                the kernel gives a row the same bits whatever other rows of its sequence are there.
 
         Returns:
             [T, Hq, D], `out` if it was given. To the last bit, a sequence's values depend on its
@@ -192,7 +200,9 @@ class CpuAttention:
             t.to(torch.int32).contiguous() for t in (q_indptr, context_len, page_table)
         )
         function(
-            binding.attention_call(q, result, k_cache, v_cache, indptr, lens, pages, shared, scale)
+            binding.attention_call(
+                q, result, k_cache, v_cache, indptr, lens, pages, shared, scale, may_split
+            )
         )
         return result
 

@@ -26,7 +26,7 @@ class AttentionCall(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("num_seqs", "max_pages")),
         *((name, ctypes.c_int64) for name in ("q_row_stride", "q_head_stride")),
         *((name, ctypes.c_int64) for name in ("num_q_heads", "num_kv_heads", "head_dim")),
-        *((name, ctypes.c_int64) for name in ("page_size", "num_threads")),
+        *((name, ctypes.c_int64) for name in ("page_size", "num_threads", "may_split")),
         ("scale", ctypes.c_float),
     )
 
@@ -66,6 +66,7 @@ def attention_call(
     page_table: Tensor,
     shared: SharedPrefixes | None,
     scale: float,
+    may_split: bool,
 ) -> AttentionCall:
     """Tensors of `paged_attention` as C++ takes them; the caller keeps them alive."""
     shape = KvShape.of(k_cache)
@@ -82,6 +83,7 @@ def attention_call(
         shape.head_dim,
         shape.page_size,
         torch.get_num_threads(),
+        may_split,
         scale,
     )
 

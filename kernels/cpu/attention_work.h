@@ -43,6 +43,7 @@ struct AttentionCall {
   int64_t head_dim;            // D, a multiple of 8, >= 16
   int64_t page_size;           // tokens
   int64_t num_threads;
+  int64_t may_split;           // 0: no context is cut, so that a row is the same in any chunk
   float scale;                 // multiplies q . k before the (natural) exponential, > 0
 };
 
@@ -182,12 +183,13 @@ inline WorkList cut_work(const AttentionCall& call) {
     const int64_t parent = call.num_groups > 0 ? call.group[seq] : -1;
     const int64_t begin = parent < 0 ? 0 : call.end[parent];
     // Only a single query block has its context split.
+    const bool splits = call.may_split && count <= block_queries;
     const int64_t parts = num_parts(context - begin);
     const Span span{seq,     position.empty() ? first : position[seq],
                     count,   context - count + 1,
                     1,       begin,
                     context, parent,
-                    count <= block_queries ? parts : std::min<int64_t>(parts, 1), -1};
+                    splits ? parts : std::min<int64_t>(parts, 1), -1};
     const bool is_final = parent < 0 && span.num_parts == 1;
     add_span(call, span, block_queries, is_final, work);
     if (!is_final)

@@ -15,6 +15,7 @@ OTHER_RARE = {
     "stop_token_ids": (7,),
     "logit_bias": ((3, 1.5), (1, -2.0)),
     "structure": ("regex", "a+"),
+    "score_start": 2,
 }
 
 

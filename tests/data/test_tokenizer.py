@@ -74,9 +74,8 @@ def test_a_chat_whose_template_begins_with_bos_has_exactly_one(folder):
     assert ours.bos_id == 0
     rendered = ours.render_chat(CHAT)
     assert ours.encode_rendered([rendered])[0].tolist().count(0) == 1
-    as_text = prompts.prompt_tokens(
-        RowBatch([1, 2], {"prompt": [rendered, "the dog"]}, {}), ColumnNames(), ours, 300, {}
-    )
+    batch = RowBatch([1, 2], {"prompt": [rendered, "the dog"]}, {})
+    as_text = prompts.prompt_tokens(batch, ColumnNames(), ours, 300, {}, {}).prompts
     assert np.flatnonzero(as_text.tokens == 0).tolist() == [0, as_text.lengths[0]]
 
 

@@ -9,10 +9,11 @@ from blendrun.data.truncation import cut_prompts
 BOS = 99
 
 
-def cut(prompts, side, max_tokens=2, context_len=10, bos_id=None):
+def cut(prompts, side, max_tokens=2, context_len=10, bos_id=None, score_len=0):
     flat = FlatTokens.of([np.array(ids, np.int32) for ids in prompts])
     limits = np.full(len(prompts), max_tokens, np.int32)
-    made, rows = cut_prompts(flat, context_len, limits, side, bos_id)
+    scores = np.full(len(prompts), score_len, np.int64)
+    made, rows = cut_prompts(flat, context_len, limits, scores, side, bos_id)
     parts = np.split(made.tokens, np.cumsum(made.lengths)[:-1])
     return [part.tolist() for part in parts], rows.tolist()
 
@@ -38,6 +39,14 @@ def test_a_bos_at_the_start_stays():
     assert cut([[BOS, *range(20)]], "left", bos_id=BOS)[0] == [[BOS, *range(13, 20)]]
     assert cut([[*range(20)]], "left", bos_id=BOS)[0] == [[*range(12, 20)]]
     assert cut([[BOS, 1, 2]], "left", 1, 2, BOS)[0] == [[BOS]]
+
+
+def test_a_continuation_to_score_keeps_its_room_and_no_more():
+    assert cut([[*range(7)], [*range(8)]], "left", score_len=3) == (
+        [[*range(7)], [*range(1, 8)]],
+        [1],
+    )
+    assert cut([[*range(20)]], "left", score_len=8)[0] == [[18, 19]]
 
 
 def test_a_context_of_one_token_keeps_one():

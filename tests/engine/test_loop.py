@@ -76,6 +76,7 @@ class Job:
             has_edits=np.zeros(n, bool),
             logprobs=np.full(n, -1, np.int8),
             prompt_logprobs=np.full(n, -1, np.int8),
+            score_start=np.full(n, -1, np.int32),
             stop={},
             stop_token_ids={},
             has_stops=np.zeros(n, bool),

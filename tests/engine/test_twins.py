@@ -25,6 +25,7 @@ OFF = {
     "frequency_penalty": 0.0,
     "logprobs": -1,
     "prompt_logprobs": -1,
+    "score_start": -1,
 }
 
 

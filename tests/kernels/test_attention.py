@@ -70,6 +70,28 @@ def test_any_group_of_heads_matches_float64(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(4, 2, 64), (9, 3, 64), (3, 1, 24), (16, 2, 128)])
+def test_without_splits_a_row_is_the_same_in_any_chunk(
+    cpp: CpuAttention, dtype: torch.dtype, heads: tuple[int, int, int]
+) -> None:
+    whole = paged_problem(cpp, dtype, heads=heads, lens=((300, 1900),))
+    caches, pages = (whole.k_cache[0], whole.v_cache[0]), whole.page_table
+
+    def rows(first: int, count: int) -> torch.Tensor:
+        index = torch.tensor([0, count]), torch.tensor([1600 + first + count]), pages
+        q = whole.q[first : first + count]
+        return cpp.paged_attention(q, *caches, *index, whole.scale, may_split=False)
+
+    together = rows(0, 300)
+    assert_close(together, whole.expected(), TOLERANCE[dtype])
+    first = 0
+    for count in (1, 2, 47, 1, 5, 13, 48, 49, 1, 100, 33):
+        assert torch.equal(rows(first, count), together[first : first + count]), (first, count)
+        first += count
+    assert first == 300
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_large_scores_neither_overflow_nor_vanish(kernel: CpuAttention, dtype: torch.dtype) -> None:
     problem = paged_problem(kernel, dtype, lens=((1, 700), (20, 300)))
     problem.scale = 10.0

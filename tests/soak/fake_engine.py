@@ -49,9 +49,11 @@ def make_model(folder: Path) -> Path:
 class _Backend:
     """Takes the place of TorchBackend."""
 
-    def __init__(self, decoder: Any, _attention: Any, requests: Any, *others: Any) -> None:
+    def __init__(
+        self, decoder: Any, _attention: Any, requests: Any, *others: Any, **_: Any
+    ) -> None:
         generations, _scores, _guides, cache = others
-        self._vocab_size = decoder.vocab_size
+        self._vocab_size = decoder.config.vocab_size
         self._requests, self._generations, self._cache = requests, generations, cache
 
     def run(self, batch: Batch) -> StepResult:
@@ -92,5 +94,6 @@ def install(watch: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> N
 def _load(files: ModelFiles, _settings: Any) -> assembly.LoadedModel:
     config = DecoderConfig.from_hf(files.config)
     attention = SimpleNamespace(backend="none", backend_reason=lambda: "a fake engine")
+    decoder = SimpleNamespace(config=config, row_block=None)
     detokenizer = Detokenizer.from_folder(files.folder)
-    return assembly.LoadedModel(files, config, config, attention, detokenizer)
+    return assembly.LoadedModel(files, config, decoder, attention, {}, detokenizer, None)

@@ -38,6 +38,7 @@ def execute(
     prefix_cache: flags.PrefixCache = None,
     shared_prefix_attention: flags.SharedPrefixAttention = None,
     ignore_eos: flags.IgnoreEos = None,
+    deterministic: flags.Deterministic = None,
     output_format: flags.OutputFormatFlag = None,
     output_part_size: flags.OutputPartSize = None,
     time_limit: flags.TimeLimit = None,

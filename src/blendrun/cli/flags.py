@@ -87,6 +87,9 @@ MaxTokensColumn = Annotated[str | None, typer.Option(help="Column with max_token
 OutputLenColumn = Annotated[
     str | None, typer.Option(help="Column with expected output lengths in tokens.")
 ]
+ScoreColumn = Annotated[
+    str | None, typer.Option(help="Column with lists of continuations to score.")
+]
 InputFormat = Annotated[
     str | None,
     _plan("input_format", "auto, openai (lines of OpenAI's Batch API) or columns."),
@@ -170,6 +173,10 @@ SharedPrefixAttention = Annotated[
         "--shared-prefix-attention/--no-shared-prefix-attention",
         help="Read KV of a shared prefix once a step for all that share it (default: yes).",
     ),
+]
+Deterministic = Annotated[
+    bool | None,
+    typer.Option("--deterministic", help="No logit depends on what else runs, to the last bit."),
 ]
 OutputFormatFlag = Annotated[
     str | None,

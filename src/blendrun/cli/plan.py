@@ -44,6 +44,7 @@ def plan(
     id_column: flags.IdColumn = None,
     max_tokens_column: flags.MaxTokensColumn = None,
     output_len_column: flags.OutputLenColumn = None,
+    score_column: flags.ScoreColumn = None,
     input_format: flags.InputFormat = None,
     template: flags.Template = None,
     strict: flags.Strict = None,

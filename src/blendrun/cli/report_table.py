@@ -55,6 +55,10 @@ def _speed(report: Report) -> list[tuple[str, str]]:
 
 def _sharing(report: Report) -> list[tuple[str, str]]:
     m, counts = report.metrics, report.plan.counts
+    deterministic = []
+    if report.manifest.environment.get("deterministic"):
+        padding = f"on  {m.padding_frac:.1%} of the rows computed are padding"
+        deterministic = [("deterministic", padding)]
     computed, unique = m.computed_prompt_tokens, counts.unique_prompt_tokens
     return [
         ("sharing achieved", f"{m.sharing_frac:.1%}  possible {counts.sharing_possible:.1%}"),
@@ -63,6 +67,7 @@ def _sharing(report: Report) -> list[tuple[str, str]]:
         ("recomputed tokens", f"{m.recomputed_tokens:,}  after preemption"),
         ("requests at once", f"{m.mean_running:,.0f}  on average"),
         ("KV pages in use", f"{m.mean_page_use_frac:.0%}  on average"),
+        *deterministic,
     ]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from blendrun.data.scores import SCORE_COLUMNS, SCORE_FIELDS, Score, score_columns
 from blendrun.data.token_logprobs import CHOSEN_TYPE, TOP_TYPE, TokenLogprobs, logprob_columns
 
 ANSWER_SCHEMA = pa.schema(
@@ -17,6 +18,7 @@ ANSWER_SCHEMA = pa.schema(
         pa.field("output_index", pa.int32(), nullable=False),  # which of the row's answers, from 0
         pa.field("status", pa.string(), nullable=False),  # "ok" or "error"
         pa.field("output_text", pa.string()),
+        pa.field("output_reasoning", pa.string()),  # null where the model marks none
         pa.field("output_token_ids", pa.list_(pa.int32())),
         pa.field("finish_reason", pa.string()),  # "stop", "length" or null
         pa.field("stop_reason", pa.string()),  # stop string or number of the stop token, or null
@@ -27,17 +29,21 @@ ANSWER_SCHEMA = pa.schema(
         pa.field("output_top_logprobs", TOP_TYPE),
         pa.field("prompt_token_logprobs", CHOSEN_TYPE),
         pa.field("prompt_top_logprobs", TOP_TYPE),
+        *SCORE_FIELDS,  # of a continuation: lists of one, and of all of a row in the outputs
         pa.field("error", pa.string()),  # "code: message", null where status is "ok"
     ]
 )
 MOST_ANSWERS = 2**14  # of one row
-# only in the outputs of a job in which some row asks for them
+INDEX_COLUMN = "output_index"
+# only in the outputs of a job in which some row asks for them, or the model marks reasoning
 RARE_OUTPUT_COLUMNS = (
-    "output_index",
+    INDEX_COLUMN,
+    "output_reasoning",
     "output_logprobs",
     "output_top_logprobs",
     "prompt_token_logprobs",
     "prompt_top_logprobs",
+    *SCORE_COLUMNS,
 )
 PLAIN_OUTPUT_COLUMNS = (
     "output_text",
@@ -66,6 +72,8 @@ def answers_table(
     stop_reason: Sequence[str | None] | None = None,
     output_logprobs: Sequence[TokenLogprobs | None] | None = None,
     prompt_logprobs: Sequence[TokenLogprobs | None] | None = None,
+    score: Sequence[Score | None] | None = None,
+    output_reasoning: Sequence[str | None] | None = None,
 ) -> pa.Table:
     """Answers from columns of equal length; `status` and `num_output_tokens` follow from them."""
     errors = [None] * len(row) if error is None else list(error)
@@ -79,6 +87,7 @@ def answers_table(
         "output_index": np.zeros(len(row), np.int32) if output_index is None else output_index,
         "status": ["ok" if reason is None else "error" for reason in errors],
         "output_text": output_text,
+        "output_reasoning": nothing if output_reasoning is None else output_reasoning,
         "output_token_ids": pa.array(token_ids, pa.list_(pa.int32())),
         "finish_reason": finish_reason,
         "stop_reason": nothing if stop_reason is None else stop_reason,
@@ -89,6 +98,7 @@ def answers_table(
         "output_top_logprobs": of_output[1],
         "prompt_token_logprobs": of_prompt[0],
         "prompt_top_logprobs": of_prompt[1],
+        **score_columns(nothing if score is None else score),
         "error": errors,
     }
     return pa.table(columns, schema=ANSWER_SCHEMA)

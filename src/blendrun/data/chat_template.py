@@ -43,6 +43,11 @@ class ChatTemplate:
             named.get("tool_use"),
         )
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The texts of its templates."""
+        return tuple(source for source in (self._source, self._for_tools) if source is not None)
+
     def render(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
     ) -> str:

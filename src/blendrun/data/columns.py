@@ -35,6 +35,7 @@ class ColumnNames:
     tools: str = "tools"
     max_tokens: str = "max_tokens"
     output_len: str = "output_len"
+    score: str = "score"  # continuations to score
     id: str | None = None
     given: frozenset[str] = frozenset()
     in_template: frozenset[str] = frozenset()  # columns that the prompt template reads
@@ -79,7 +80,7 @@ class ColumnNames:
     def used(self) -> frozenset[str]:
         """Names of all columns that ingest reads where they exist."""
         names = {*self.prompt_columns(), *PARAM_COLUMNS}
-        names |= {self.tools, self.max_tokens, self.output_len}
+        names |= {self.tools, self.max_tokens, self.output_len, self.score}
         return frozenset(names | {self.id} if self.id is not None else names)
 
 

@@ -26,7 +26,7 @@ def content_hashes(
     rare: Mapping[str, Sequence[Any]],
     prompts: FlatTokens,
 ) -> Hashes:
-    """A hash of each row.
+    """A hash of each request.
 
     Args:
         numbers: effective values [rows] of the parameters that every row has; others are ignored.

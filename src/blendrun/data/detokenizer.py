@@ -7,7 +7,7 @@ fallback; text of any other tokenizer is the library's.
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +21,23 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class Detokenizer:
     """The text of answers, without special tokens."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, kept: Collection[str] = ()) -> None:
+        """Special tokens that are `kept` are text, too."""
         self._tokenizer = tokenizer
         self._special = {
             token_id
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
-            if token.special
+            if token.special and token.content not in kept
         }
         self._bytes_of, self._strips = _decoder_of(tokenizer)
         self._pieces: dict[int, bytes] = {}
 
     @classmethod
-    def from_folder(cls, folder: Path) -> "Detokenizer":
+    def from_folder(cls, folder: Path, kept: Collection[str] = ()) -> "Detokenizer":
         """Reads `tokenizer.json` in `folder`. Raises InputError."""
         path = folder / "tokenizer.json"
         try:
-            return cls(Tokenizer.from_file(str(path)))
+            return cls(Tokenizer.from_file(str(path)), kept)
         except Exception as error:  # the Rust library raises bare Exception for any bad file
             raise InputError(f"{path} is not a usable tokenizer: {error}") from error
 

@@ -1,6 +1,6 @@
 """Some prompts as one array of token ids and one of lengths."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -33,6 +33,17 @@ class FlatTokens:
         """Each prompt as often as `counts` [prompts] says, one after the other."""
         if (counts == 1).all():
             return self
-        parts = np.split(self.tokens, np.cumsum(self.lengths)[:-1])
-        many = [part for part, count in zip(parts, counts, strict=True) for _ in range(count)]
-        return FlatTokens.of(many)
+        pairs = zip(self._each(), counts, strict=True)
+        return FlatTokens.of([part for part, count in pairs for _ in range(count)])
+
+    def followed_by(self, ends: Mapping[int, TokenIds]) -> "FlatTokens":
+        """Some prompts, by number, with more tokens at their end."""
+        if not ends:
+            return self
+        parts = self._each()
+        for number, end in ends.items():
+            parts[number] = np.concatenate([parts[number], end])
+        return FlatTokens.of(parts)
+
+    def _each(self) -> list[TokenIds]:
+        return np.split(self.tokens, np.cumsum(self.lengths)[:-1])

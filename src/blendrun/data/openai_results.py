@@ -90,10 +90,12 @@ class OpenAiResults:
 
     def _choice(self, is_chat: bool, answer: Row) -> Row:
         text, index = answer["output_text"], answer.get("output_index") or 0
-        message = {"message": {"role": "assistant", "content": text, "refusal": None}}
+        message: Row = {"role": "assistant", "content": text, "refusal": None}
+        if "output_reasoning" in answer:
+            message["reasoning_content"] = answer["output_reasoning"] or None
         return {
             "index": index,
-            **(message if is_chat else {"text": text}),
+            **({"message": message} if is_chat else {"text": text}),
             "logprobs": self._choice_logprobs(is_chat, answer),
             "finish_reason": answer["finish_reason"],
             "stop_reason": answer["stop_reason"],

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from blendrun.data.answers import (
+    INDEX_COLUMN,
     MOST_ANSWERS,
     PLAIN_OUTPUT_COLUMNS,
     RARE_OUTPUT_COLUMNS,
@@ -29,6 +29,7 @@ from blendrun.data.output_files import OutputFiles, part_name
 from blendrun.data.output_schema import output_schema, source_schema
 from blendrun.data.parquet_reader import read_parquet
 from blendrun.data.results import PARTS, files_of, keys_of, one_of_each, read_answers
+from blendrun.data.scores import gathered
 from blendrun.data.sources import SourceFile, check_sources
 from blendrun.errors import PlanError
 from blendrun.units import format_bytes
@@ -42,6 +43,7 @@ def write_outputs(
     num_rows: int,
     rejected: pa.Table,
     num_answers: npt.NDArray[np.int64] | None = None,
+    is_scored: npt.NDArray[np.bool_] | None = None,
     spans: Sequence[range] | None = None,
     part_bytes: int | None = None,
 ) -> Path:
@@ -49,6 +51,7 @@ def write_outputs(
 
     Args:
         num_answers: how many answers each input row has, error rows included; None: one.
+        is_scored: of each input row, whether its answers are scores, which go to lists; None: not.
         spans: consecutive rows whose answers are in memory at a time; None: all.
         part_bytes: a part that has so many bytes is the end of it; None: one file.
 
@@ -59,9 +62,13 @@ def write_outputs(
     check_sources(sources)
     if num_answers is None:
         num_answers = np.ones(num_rows, np.int64)
-    columns = [*PLAIN_OUTPUT_COLUMNS, *_used_columns(run_dir)]
+    if is_scored is None:
+        is_scored = np.zeros(num_rows, np.bool_)
+    several = bool((num_answers[~is_scored] > 1).any())
+    columns = [*PLAIN_OUTPUT_COLUMNS, *_used_columns(run_dir, several)]
     schema = output_schema(sources, columns)
-    answers = _Answers(run_dir, rejected, num_answers, spans or [range(num_rows)])
+    spans = spans or [range(num_rows)]
+    answers = _Answers(run_dir, rejected, num_answers, is_scored, spans)
     files = OutputFiles(run_dir, part_bytes)
     needs = f"about {format_bytes(_size(run_dir, sources))}"
     tables = _joined(sources, answers, schema, columns)
@@ -115,16 +122,19 @@ class _Answers:
         run_dir: Path,
         rejected: pa.Table,
         num_answers: npt.NDArray[np.int64],
+        is_scored: npt.NDArray[np.bool_],
         spans: Sequence[range],
     ) -> None:
         self._run_dir, self._rejected, self._num_answers = run_dir, rejected, num_answers
+        self._is_scored = is_scored
         self._row = 0  # the next to be taken
         self._spans = iter(spans)
         self._loaded = self._load(next(self._spans))  # not yet taken
 
     def take(self, num_rows: int) -> tuple[pa.Table, npt.NDArray[np.int64]]:
         """Those of the next rows, and how many each row has. Raises PlanError at the end."""
-        counts = self._num_answers[self._row : self._row + num_rows]
+        mine = slice(self._row, self._row + num_rows)
+        counts = np.where(self._is_scored[mine], 1, self._num_answers[mine])
         if len(counts) < num_rows:
             raise self._wrong_number()
         self._row += num_rows
@@ -172,20 +182,19 @@ class _Answers:
                 f"{len(gaps)} of {len(keys)} rows have no answer yet, the first is row {gaps[0]}",
                 "execute the plan again: it continues with what is missing",
             )
-        return answers
+        return gathered(answers, self._is_scored[rows])
 
 
-def _used_columns(run_dir: Path) -> list[str]:
-    """Columns that most jobs do not need and this one does."""
-    rare = read_answers(run_dir, RARE_OUTPUT_COLUMNS)
-    return [name for name in RARE_OUTPUT_COLUMNS if _is_used(rare[name])]
+def _used_columns(run_dir: Path, several: bool) -> list[str]:
+    """Columns that most jobs do not need and this one does.
 
-
-def _is_used(column: pa.ChunkedArray) -> bool:
-    """Whether a column that most jobs do not need says anything."""
-    if column.null_count == len(column):
-        return False
-    return not pa.types.is_integer(column.type) or bool(pc.max(column).as_py())
+    Args:
+        several: whether some row asks for several answers.
+    """
+    names = [name for name in RARE_OUTPUT_COLUMNS if name != INDEX_COLUMN]
+    rare = read_answers(run_dir, names)
+    used = [name for name in names if rare[name].null_count < rare.num_rows]
+    return [INDEX_COLUMN, *used] if several else used
 
 
 def _joined(

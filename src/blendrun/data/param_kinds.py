@@ -108,4 +108,8 @@ PARAM_KINDS: dict[str, ParamKind] = {
     ),
 }
 # columns of requests that are null where not set
-RARE_PARAMS = (*(name for name, kind in PARAM_KINDS.items() if kind.is_rare), "structure")
+RARE_PARAMS = (
+    *(name for name, kind in PARAM_KINDS.items() if kind.is_rare),
+    "structure",
+    "score_start",
+)

@@ -3,17 +3,25 @@
 Knows what a prompt may look like, not how text becomes tokens nor how long it may be.
 """
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from blendrun.data.chat_template import TemplateError
 from blendrun.data.chats import Chat, as_chat, describe
 from blendrun.data.columns import ColumnNames
+from blendrun.data.continuations import (
+    Continuations,
+    Encode,
+    context,
+    is_text,
+    reject_empty,
+    tokens_after_texts,
+)
 from blendrun.data.flat_tokens import FlatTokens, TokenIds
 from blendrun.data.rows import BadRowError, IdLists, Rejections, RowBatch
+from blendrun.data.token_ids import checked_ids, to_ids
 from blendrun.errors import InputError
 
 _NO_TOKENS = np.zeros(0, np.int32)
@@ -42,22 +50,33 @@ class TextTokenizer(Protocol):
         ...
 
 
+class PromptTokens(NamedTuple):
+    """Of all rows of a batch."""
+
+    prompts: FlatTokens  # none of rows that are rejected
+    continuations: dict[int, list[TokenIds]]  # by row, where it asks for scores
+
+
 def prompt_tokens(
     batch: RowBatch,
     names: ColumnNames,
     tokenizer: TextTokenizer | None,
     vocab_size: int,
     rejections: Rejections,
-) -> FlatTokens:
-    """Token ids of every row of the batch; none where it is in `rejections`, which it adds to.
+    asked: Mapping[int, Continuations],
+) -> PromptTokens:
+    """Token ids of every row that is not in `rejections`, which it adds to.
+
+    Args:
+        asked: continuations that rows want scored.
 
     Raises:
         InputError: a row holds text and there is no tokenizer.
     """
     columns = {kind: getattr(names, kind) for kind in names.prompt_fields()}
     only = [batch.columns[name] for name in columns.values() if name in batch.columns]
-    if len(only) == 1 and isinstance(only[0], IdLists) and only[0].valid.all():
-        return _from_ids(only[0], vocab_size, rejections)
+    if len(only) == 1 and not asked and isinstance(only[0], IdLists) and only[0].valid.all():
+        return PromptTokens(_from_ids(only[0], vocab_size, rejections), {})
     texts: dict[int, str] = {}
     rendered: dict[int, str] = {}
     tokens: dict[int, TokenIds] = {}
@@ -68,26 +87,48 @@ def prompt_tokens(
             kind, value = _only_value(batch, columns, row)
             tools = batch.columns[names.tools][row] if names.tools in batch.columns else None
             value = _as_prompt(kind, value, tools)
-            if isinstance(value, np.ndarray):
-                tokens[row] = _checked_ids(value, vocab_size)
-            elif tokenizer is None:
+            if tokenizer is None and (not isinstance(value, np.ndarray) or is_text(asked.get(row))):
                 raise InputError(
                     f"row {batch.lines[row]} of the file is text, which needs a tokenizer",
                     "give a model that has one, or token ids as prompts",
                 )
+            if isinstance(value, np.ndarray):
+                tokens[row] = checked_ids(value, vocab_size)
             elif isinstance(value, str):
                 texts[row] = value
-            else:
+            elif tokenizer is not None:
                 rendered[row] = _rendered(tokenizer, value)
         except BadRowError as error:
             rejections[row] = (error.code, error.message)
-    if tokenizer is not None:
-        plain = tokenizer.encode_texts(list(texts.values()))
-        single = [_with_one(tokenizer.bos_id, ids) for ids in plain]
-        tokens.update(zip(texts, single, strict=True))
-        encoded = tokenizer.encode_rendered(list(rendered.values()))
-        tokens.update(zip(rendered, encoded, strict=True))
-    return FlatTokens.of([tokens.get(row, _NO_TOKENS) for row in range(len(batch))])
+    encoders = _encoders(tokenizer)
+    continuations = tokens_after_texts(
+        dict.fromkeys(tokens, ""), dict.fromkeys(tokens, _NO_TOKENS), asked, encoders.rendered
+    )
+    for encode, some in ((encoders.plain, texts), (encoders.rendered, rendered)):
+        contexts = [context(text, asked.get(row)) for row, text in some.items()]
+        tokens.update(zip(some, encode(contexts), strict=True))
+        continuations.update(tokens_after_texts(some, tokens, asked, encode))
+    reject_empty(continuations, names.score, rejections)
+    return PromptTokens(
+        FlatTokens.of([tokens.get(row, _NO_TOKENS) for row in range(len(batch))]), continuations
+    )
+
+
+class _Encoders(NamedTuple):
+    """What makes tokens of plain texts and of rendered chats."""
+
+    plain: Encode
+    rendered: Encode
+
+
+def _encoders(tokenizer: TextTokenizer | None) -> _Encoders:
+    if tokenizer is None:  # there are no texts
+        return _Encoders(lambda _texts: [], lambda _texts: [])
+
+    def plain(texts: Sequence[str]) -> list[TokenIds]:
+        return [_with_one(tokenizer.bos_id, ids) for ids in tokenizer.encode_texts(texts)]
+
+    return _Encoders(plain, tokenizer.encode_rendered)
 
 
 def _from_ids(lists: IdLists, vocab_size: int, rejections: Rejections) -> FlatTokens:
@@ -97,7 +138,7 @@ def _from_ids(lists: IdLists, vocab_size: int, rejections: Rejections) -> FlatTo
         for row in range(len(lists)):
             try:
                 if row not in rejections:
-                    _checked_ids(lists[row], vocab_size)
+                    checked_ids(lists[row], vocab_size)
             except BadRowError as error:
                 rejections[row] = (error.code, error.message)
     lengths = np.diff(lists.offsets).astype(np.int64)
@@ -129,13 +170,9 @@ def _as_prompt(kind: str, value: Any, tools: Any) -> str | TokenIds | Chat:
         return value
     if kind in ("messages", "conversations"):
         return as_chat(value, tools)
-    if isinstance(value, np.ndarray):
-        return value
-    if isinstance(value, list) and set(map(type, value)) <= {int}:
-        try:
-            return np.array(value, dtype=np.int64)
-        except OverflowError as error:
-            raise BadRowError("bad_token_id", f"a token id does not fit 64 bits: {error}") from None
+    ids = to_ids(value)
+    if ids is not None:
+        return ids
     wanted = "text or a list of token ids" if kind == "prompt" else "a list of token ids"
     found = f"a list with {_stranger(value)}" if isinstance(value, list) else describe(value)
     raise BadRowError("bad_type", f"the prompt must be {wanted}, not {found}")
@@ -157,14 +194,3 @@ def _with_one(bos_id: int | None, ids: TokenIds) -> TokenIds:
     """The ids without the second BOS of a text that begins with one itself."""
     twice = bos_id is not None and len(ids) > 1 and ids[0] == ids[1] == bos_id
     return ids[1:] if twice else ids
-
-
-def _checked_ids(ids: npt.NDArray[Any], vocab_size: int) -> TokenIds:
-    outside = (ids < 0) | (ids >= vocab_size)
-    if outside.any():
-        position = int(np.argmax(outside))
-        raise BadRowError(
-            "bad_token_id",
-            f"token id {ids[position]} at position {position}; the vocabulary has {vocab_size}",
-        )
-    return ids.astype(np.int32)

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from blendrun.data.columns import ColumnNames
 from blendrun.data.content import CONTENT_BYTES, as_binary, content_hashes
+from blendrun.data.continuations import longest, read_continuations
 from blendrun.data.flat_tokens import FlatTokens
 from blendrun.data.input_options import InputOptions
 from blendrun.data.notes import Notes
@@ -23,6 +24,7 @@ from blendrun.data.prompt_template import with_prompts
 from blendrun.data.prompts import TextTokenizer, prompt_tokens
 from blendrun.data.rows import Rejections, RowBatch
 from blendrun.data.sampling import SamplingParams
+from blendrun.data.scored_requests import ScoredRequests
 from blendrun.data.structures import STRUCTURE_TYPE
 from blendrun.data.truncation import cut_prompts
 from blendrun.data.worked_rows import WorkedRows, rejected_rows
@@ -39,6 +41,7 @@ REQUEST_SCHEMA = pa.schema(
         *((name, kind.arrow) for name, kind in PARAM_KINDS.items() if name not in _OWN_PLACE),
         ("structure", STRUCTURE_TYPE),  # what the answer must look like
         ("content", pa.binary(CONTENT_BYTES)),  # hash of the prompt and the parameters
+        ("score_start", pa.int32()),  # tokens of the prompt from here on are scored, or null
     ]
 )
 
@@ -68,31 +71,36 @@ class RowWork:
             name = self.columns.prompt
             batch = with_prompts(self.options.template, name, batch, rejections)
         params = read_params(batch, self.columns, self.defaults, self.vocab_size, rejections)
-        prompts = prompt_tokens(batch, self.columns, self.tokenizer, self.vocab_size, rejections)
+        asked = read_continuations(batch, self.columns, self.vocab_size, rejections)
+        prompts, continuations = prompt_tokens(
+            batch, self.columns, self.tokenizer, self.vocab_size, rejections, asked
+        )
+        score_len = longest(continuations, len(batch))
         if self.options.truncate is not None:
             bos_id = self.tokenizer.bos_id if self.tokenizer else None
             prompts, cut = cut_prompts(
                 prompts,
                 self.context_len,
                 params.numbers["max_tokens"],
+                score_len,
                 self.options.truncate,
                 bos_id,
             )
             notes.add("truncated", count=len(set(cut.tolist()) - rejections.keys()))
-        self._check_lengths(prompts.lengths, rejections)
+        self._check_lengths(prompts.lengths, score_len, rejections)
         keep = np.ones(len(batch), bool)
         keep[list(rejections)] = False
         rows = np.flatnonzero(keep)
-        counts = params.numbers["n"][rows]  # a request for each answer
-        prompts = prompts.where(keep)
+        scores = ScoredRequests.of(rows, params.numbers["n"], prompts.lengths, continuations)
+        prompts = prompts.where(keep).repeated(scores.counts).followed_by(scores.ends)
         ids, custom_ids = self._ids(batch), batch.custom_ids()
         return WorkedRows(
             piece.path,
             len(batch),
             batch.lines,
-            self._requests(rows, prompts, params),
+            self._requests(np.repeat(rows, scores.counts), prompts, params, scores),
             rejected_rows(piece.path, batch.lines, rejections, dict([*ids, *custom_ids])),
-            prompts.repeated(counts),
+            prompts,
             batch.kinds,
             notes,
             ids,
@@ -117,13 +125,25 @@ class RowWork:
         column = () if self.columns.id is None else batch.columns.get(self.columns.id, ())
         return [(row, str(value)) for row, value in enumerate(column) if value is not None]
 
-    def _check_lengths(self, lengths: npt.NDArray[np.int64], rejections: Rejections) -> None:
+    def _check_lengths(
+        self,
+        lengths: npt.NDArray[np.int64],
+        score_len: npt.NDArray[np.int64],
+        rejections: Rejections,
+    ) -> None:
         limit = self.context_len - 1
-        for row in np.flatnonzero((lengths == 0) | (lengths > limit)).tolist():
+        is_long = lengths + np.maximum(score_len, 1) > self.context_len
+        for row in np.flatnonzero((lengths == 0) | is_long).tolist():
             if row in rejections:
                 continue
             if lengths[row] == 0:
                 rejections[row] = ("empty_prompt", "the prompt has no tokens")
+            elif score_len[row]:
+                rejections[row] = (
+                    "context_length",
+                    f"the prompt has {lengths[row]} tokens and its longest continuation "
+                    f"{score_len[row]}, the context is {self.context_len}",
+                )
             else:
                 rejections[row] = (
                     "context_length",
@@ -132,18 +152,22 @@ class RowWork:
                 )
 
     def _requests(
-        self, rows: npt.NDArray[np.int64], prompts: FlatTokens, params: ParamColumns
+        self,
+        rows: npt.NDArray[np.int64],
+        prompts: FlatTokens,
+        params: ParamColumns,
+        scores: ScoredRequests,
     ) -> pa.RecordBatch:
-        """A request for each answer to `rows`, whose prompts are `prompts`."""
-        numbers = {field: values[rows] for field, values in params.numbers.items()}
-        lengths, counts = prompts.lengths, numbers.pop("n")
+        numbers, rare = scores.numbers(params, rows), scores.rare(params, rows)
+        is_new = np.diff(rows, prepend=-1) > 0
+        first = np.maximum.accumulate(np.where(is_new, np.arange(len(rows)), 0))
+        lengths = prompts.lengths
         max_tokens = np.minimum(numbers["max_tokens"], self.context_len - lengths).astype(np.int32)
         numbers["max_tokens"] = max_tokens
-        rare = {field: [values[row] for row in rows] for field, values in params.rare.items()}
         expected = params.expected_len[rows]
         columns = {
             "row": rows,
-            "sample": np.zeros(len(rows), np.int32),
+            "sample": np.arange(len(rows)) - first,
             "prompt_len": lengths.astype(np.int32),
             "expected_len": pa.array(
                 np.clip(expected, 1, np.maximum(max_tokens, 1)).astype(np.int32), mask=expected < 0
@@ -158,14 +182,4 @@ class RowWork:
             else pa.nulls(len(rows), field.type)
             for field in REQUEST_SCHEMA
         ]
-        batch = pa.RecordBatch.from_arrays(arrays, schema=REQUEST_SCHEMA)
-        return batch if (counts == 1).all() else _for_each_answer(batch, counts)
-
-
-def _for_each_answer(batch: pa.RecordBatch, counts: npt.NDArray[np.int32]) -> pa.RecordBatch:
-    """Each row as often as it wants answers."""
-    several = batch.take(pa.array(np.repeat(np.arange(len(counts)), counts)))
-    sample = np.arange(len(several)) - np.repeat(np.cumsum(counts) - counts, counts)
-    field = REQUEST_SCHEMA.field("sample")
-    place = REQUEST_SCHEMA.get_field_index("sample")
-    return several.set_column(place, field, pa.array(sample, field.type))
+        return pa.RecordBatch.from_arrays(arrays, schema=REQUEST_SCHEMA)

@@ -16,18 +16,21 @@ from blendrun.cost.model_shape import ModelShape
 from blendrun.cost.step_prices import StepPrices
 from blendrun.data.detokenizer import Detokenizer
 from blendrun.data.model_files import ModelFiles, resolve_model
+from blendrun.data.reasoning import ReasoningMarks
 from blendrun.data.results import ResultJournal
 from blendrun.engine import kv_memory
 from blendrun.engine.begun import to_continue
 from blendrun.engine.deadline import Deadline
 from blendrun.engine.decoder import Decoder
 from blendrun.engine.decoder_config import DecoderConfig
+from blendrun.engine.deterministic import check_deterministic
 from blendrun.engine.generations import Generations
 from blendrun.engine.guides import Guides
 from blendrun.engine.loop import Advance, RunLoop
 from blendrun.engine.prefix_cache import PrefixCache
 from blendrun.engine.prompt_scores import PromptScores
 from blendrun.engine.requests import EngineRequests
+from blendrun.engine.row_blocks import ROW_BLOCK
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.engine.torch_backend import TorchBackend
 from blendrun.engine.twins import Twins, find_twins
@@ -56,14 +59,21 @@ class LoadedModel:
     attention: CpuAttention
     kernels: dict[str, str]  # what else is in C++, and why or why not
     detokenizer: Detokenizer
+    reasoning: ReasoningMarks | None
 
     @classmethod
     def load(cls, files: ModelFiles, settings: ExecuteSettings) -> Self:
         config = DecoderConfig.from_hf(files.config)
         weights = load_weights(files.folder, config, _DTYPES[settings.dtype])
-        detokenizer = Detokenizer.from_folder(files.folder)
-        decoder, attention = Decoder(config, weights), CpuAttention()
-        return cls(files, config, decoder, attention, load_all(), detokenizer)
+        marks = ReasoningMarks.from_folder(files.folder)
+        detokenizer = Detokenizer.from_folder(
+            files.folder, (marks.begin, marks.end) if marks else ()
+        )
+        decoder = Decoder(config, weights, ROW_BLOCK if settings.deterministic else None)
+        attention, kernels = CpuAttention(), load_all()
+        if settings.deterministic:
+            check_deterministic(decoder, attention)
+        return cls(files, config, decoder, attention, kernels, detokenizer, marks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +145,9 @@ def assemble(
     guides = None
     if requests.has_structure[pending].any():
         guides = Guides(files.folder, shape.vocab_size, files.eos_token_ids)
-    generations = Generations(requests, files.eos_token_ids, model.detokenizer, guides)
+    generations = Generations(
+        requests, files.eos_token_ids, model.detokenizer, guides, model.reasoning
+    )
     generations.resume(begun)
     scores = PromptScores(requests, pending)
     loop = RunLoop(
@@ -150,7 +162,8 @@ def assemble(
             scores,
             guides,
             cache,
-            share_reads=settings.prefix_cache and settings.shared_prefix_attention,
+            share_reads=settings.shares_reads,
+            may_split=not settings.deterministic,
         ),
         generations,
         scores,
@@ -186,7 +199,9 @@ def assemble(
         "chunk_size": settings.chunk_size,
         "max_seqs": settings.max_seqs,
         "prefix_cache": settings.prefix_cache,
-        "shared_prefix_attention": settings.prefix_cache and settings.shared_prefix_attention,
+        "shared_prefix_attention": settings.shares_reads,
+        "deterministic": settings.deterministic,
+        "row_block": model.decoder.row_block,
         "policy": plan.policy,
         "budget": batcher.budget,
         "learns_lengths": batcher.learns,

@@ -45,6 +45,7 @@ class WindowRows(NamedTuple):
 
     rows: range  # of the whole job
     num_answers: npt.NDArray[np.int64]  # of each row, error rows included
+    is_scored: npt.NDArray[np.bool_]  # its answers are the scores of its continuations
     rejected: pa.Table
 
 
@@ -95,7 +96,9 @@ class RunAttempt:
                 self._generate(self._with_seen(requests), pending)
             rows = range(first, first + stored.plan.counts.rows)
             answers = np.bincount(requests.row - first, minlength=len(rows))
-            yield WindowRows(rows, np.maximum(answers, 1), stored.rejected)
+            is_scored = np.zeros(len(rows), np.bool_)
+            is_scored[requests.row[requests.is_scored] - first] = True
+            yield WindowRows(rows, np.maximum(answers, 1), is_scored, stored.rejected)
             first = rows.stop
 
     def _with_seen(self, requests: EngineRequests) -> EngineRequests:
@@ -116,7 +119,8 @@ class RunAttempt:
 
     def _answer_empty(self, requests: EngineRequests, pending: Int32) -> Int32:
         """Answer the requests of which nothing is to be computed; the others."""
-        is_empty = (requests.max_tokens[pending] == 0) & (requests.prompt_logprobs[pending] < 0)
+        asks = (requests.prompt_logprobs >= 0) | requests.is_scored
+        is_empty = (requests.max_tokens[pending] == 0) & ~asks[pending]
         empty = pending[is_empty]
         n = len(empty)
         self._journal.append(

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.rope import cos_sin, inverse_frequencies
+from blendrun.engine.row_blocks import in_blocks
 from blendrun.engine.weights import DecoderWeights, LayerWeights
 from blendrun.kernels.cpu.rms_norm import add_rms_norm
 from blendrun.kernels.cpu.rotation import Rotation
@@ -28,9 +29,13 @@ Attend = Callable[[int, Tensor, Tensor, Tensor, Rotation], Tensor]
 class Decoder:
     """A decoder-only transformer; holds weights and rope frequencies, no state of requests."""
 
-    def __init__(self, config: DecoderConfig, weights: DecoderWeights) -> None:
+    def __init__(
+        self, config: DecoderConfig, weights: DecoderWeights, row_block: int | None = None
+    ) -> None:
+        """`row_block`: rows that are computed at a time (`row_blocks`); None: all of a step."""
         self.config = config
         self.weights = weights
+        self.row_block = row_block
         frequencies, self._rope_factor = inverse_frequencies(
             config.rope, config.head_dim, config.max_position
         )
@@ -57,36 +62,43 @@ class Decoder:
         """
         layers, eps = self.weights.layers, self.config.rms_eps
         hidden = F.embedding(token_ids, self.weights.embedding)
-        angles = cos_sin(positions, self._frequencies, self._rope_factor)
+        cos, sin = in_blocks(self._cos_sin, self.row_block, positions)
         norms = [*(layer.input_norm for layer in layers[1:]), self.weights.final_norm]
         x = add_rms_norm(hidden, None, layers[0].input_norm, eps)
         for index, (layer, next_norm) in enumerate(zip(layers, norms, strict=True)):
-            rotation = Rotation(*angles, layer.q_norm, layer.k_norm, eps)
+            rotation = Rotation(cos, sin, layer.q_norm, layer.k_norm, eps)
             mixed = self._attention(index, layer, x, rotation, attend)
             if index == len(layers) - 1 and rows is not None:
                 # Nothing reads the other rows after the last attention.
                 hidden, mixed = hidden[rows], mixed[rows]
             x = add_rms_norm(
-                hidden, F.linear(mixed, layer.out, layer.out_bias), layer.post_norm, eps
+                hidden, self._linear(mixed, layer.out, layer.out_bias), layer.post_norm, eps
             )
             x = add_rms_norm(hidden, self._mlp(layer, x), next_norm, eps)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, vocab] in the model's dtype, of hidden states [R, H] from `forward`."""
-        return F.linear(hidden, self.weights.head)
+        return self._linear(hidden, self.weights.head)
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        (out,) = in_blocks(lambda block: (F.linear(block, weight, bias),), self.row_block, x)
+        return out
+
+    def _cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return cos_sin(positions, self._frequencies, self._rope_factor)
 
     def _attention(
         self, index: int, layer: LayerWeights, x: Tensor, rotation: Rotation, attend: Attend
     ) -> Tensor:
         """Attention output [T, num_heads * D] of one layer, before its output projection."""
         config = self.config
-        qkv = F.linear(x, layer.qkv, layer.qkv_bias)
+        qkv = self._linear(x, layer.qkv, layer.qkv_bias)
         heads = qkv.view(x.shape[0], -1, config.head_dim)
         sizes = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         q, k, v = torch.split(heads, sizes, dim=1)
         return attend(index, q, k, v, rotation).reshape(x.shape[0], config.q_size)
 
     def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
-        inner = silu_mul(F.linear(x, layer.gate_up, layer.gate_up_bias))
-        return F.linear(inner, layer.down, layer.down_bias)
+        inner = silu_mul(self._linear(x, layer.gate_up, layer.gate_up_bias))
+        return self._linear(inner, layer.down, layer.down_bias)

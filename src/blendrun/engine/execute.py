@@ -112,6 +112,7 @@ def execute_plan(
             counts.rows,
             pa.concat_tables([window.rejected for window in windows]),
             np.concatenate([window.num_answers for window in windows]),
+            np.concatenate([window.is_scored for window in windows]),
             [window.rows for window in windows],
             files.part_bytes,
         )

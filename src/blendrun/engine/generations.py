@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from blendrun.data.detokenizer import Detokenizer
+from blendrun.data.reasoning import ReasoningMarks
+from blendrun.data.scores import Score
 from blendrun.data.token_logprobs import TokenLogprobs
 from blendrun.engine.begun import Begun
 from blendrun.engine.growing_answer import BY_MODEL, LENGTH, End, GrowingAnswer, TokenLogprob
@@ -23,6 +25,7 @@ from blendrun.engine.token_counts import TokenCounts
 from blendrun.errors import BackendError
 from blendrun.tree.prefix_tree import Int32
 
+_TAIL = 64  # tokens of a prompt that hold a mark at its end, even if they are single bytes
 NON_FINITE = "non_finite_logits: the model's output for this row is not a number"
 
 
@@ -38,6 +41,8 @@ class Generation:
     stop_reason: str | None = None  # the stop string, or the stop token's number
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
+    score: Score | None = None  # of a continuation
+    reasoning: str | None = None  # before the text, where the model marks it
     is_copy: bool = False  # of another request's answer
 
 
@@ -50,8 +55,10 @@ class Generations:
         eos_token_ids: tuple[int, ...],
         detokenizer: Detokenizer,
         guides: Guides | None = None,
+        reasoning: ReasoningMarks | None = None,
     ) -> None:
-        """`guides` where some request asks for a structure."""
+        """`guides` where some request asks for a structure; `reasoning` where it is marked."""
+        self._reasoning = reasoning
         self._requests, self._detokenizer, self._guides = requests, detokenizer, guides
         self._eos = np.array(eos_token_ids, np.int32)
         self._answers: dict[int, GrowingAnswer] = {}
@@ -171,6 +178,7 @@ class Generations:
         token_ids, text = answer.token_ids, end.text
         if text is None:
             text = self._detokenizer.decode(token_ids if end.in_text else token_ids[:-1])
+        reasoning, text = self._parts(request, text)
         k = int(self._requests.logprobs[request])
         return Generation(
             request,
@@ -179,4 +187,15 @@ class Generations:
             end.finish_reason,
             stop_reason=end.stop_reason,
             logprobs=answer.noted(k) if k >= 0 else None,
+            reasoning=reasoning,
         )
+
+    def _parts(self, request: int, text: str) -> tuple[str | None, str]:
+        """Reasoning and text of an answer; without marks all of it is text."""
+        if self._reasoning is None or self._requests.max_tokens[request] == 0:
+            return None, text
+        end_of_prompt = self._detokenizer.decode(self._requests.prompt(request)[-_TAIL:].tolist())
+        is_open = self._reasoning.is_open(end_of_prompt)
+        if self._requests.has_structure[request] and self._reasoning.end not in text:
+            is_open = False  # the structure left no place for reasoning
+        return self._reasoning.split(text, is_open)

@@ -160,9 +160,12 @@ class RunLoop:
     def _note_end(self, generation: Generation) -> None:
         request = generation.request
         if generation.error is None:
-            generation = replace(generation, prompt_logprobs=self._scores.take(request))
-        else:
-            self._scores.forget(request)
+            generation = replace(
+                generation,
+                score=self._scores.take_score(request),
+                prompt_logprobs=self._scores.take(request),
+            )
+        self._scores.forget(request)
         self._ended.append(generation)
         for twin in self._twins.get(request, ()):
             self._ended.append(replace(generation, request=int(twin), is_copy=True))
@@ -194,6 +197,7 @@ class RunLoop:
                 row=self._requests.row[request],
                 output_index=self._requests.sample[request],
                 output_text=[g.text for g in self._ended],
+                output_reasoning=[g.reasoning for g in self._ended],
                 output_token_ids=[g.token_ids for g in self._ended],
                 finish_reason=[g.finish_reason for g in self._ended],
                 num_prompt_tokens=prompt_len,
@@ -202,6 +206,7 @@ class RunLoop:
                 stop_reason=[g.stop_reason for g in self._ended],
                 output_logprobs=[g.logprobs for g in self._ended],
                 prompt_logprobs=[g.prompt_logprobs for g in self._ended],
+                score=[g.score for g in self._ended],
             )
             self._journal.append(table)
             self._saved_rows += len(self._ended)

@@ -1,4 +1,5 @@
-"""Log-probabilities of prompt tokens, computed once per node of the prefix tree.
+"""Log-probabilities of prompt tokens, of all or of a continuation at the end, computed once per
+node of the prefix tree.
 
 Whoever computes a node emits them for all requests below it that ask: the logits at a position
 say how likely each token is that may come next. Inside an edge that is one token, at its end the
@@ -10,13 +11,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from blendrun.data.scored_requests import NOT_SCORED
+from blendrun.data.scores import Score
 from blendrun.data.token_logprobs import TokenLogprobs
 from blendrun.engine.logprobs import Float32, Logprobs
 from blendrun.engine.requests import EngineRequests
 from blendrun.schedule.batch import Batch
-from blendrun.tree.prefix_tree import ROOT, Int32, Int64
+from blendrun.tree.prefix_tree import Int32, Int64
 
 _CLAIMED = np.inf  # a step is computing it
+_NEVER = 2**31  # beyond any prompt
 
 
 @dataclass(slots=True)
@@ -60,13 +64,20 @@ class PromptScores:
     def __init__(self, requests: EngineRequests, pending: Int32) -> None:
         """For the `pending` requests; the others have been answered."""
         self._requests, tree = requests, requests.tree
-        asks = pending[requests.prompt_logprobs[pending] >= 0]
+        scored = requests.is_scored
+        self._asks = (requests.prompt_logprobs >= 0) | scored
+        asks = pending[self._asks[pending]]
         self.is_asked = bool(len(asks))
         self._nodes: dict[int, _Node] = {}
         if self.is_asked:
-            top_k = np.full(len(requests), -1, np.int64)
-            top_k[asks] = requests.prompt_logprobs[asks]
-            self._top_k = tree.most_below(top_k)  # [K] −1: nobody below asks
+            # of each request, the first token that it asks for; a score needs the best alternative
+            first = np.where(scored, requests.score_start, 1).astype(np.int64)
+            top_k = np.where(scored, 1, requests.prompt_logprobs).astype(np.int64)
+            idle = np.ones(len(requests), np.bool_)
+            idle[asks] = False
+            first[idle], top_k[idle] = _NEVER, -1
+            self._first = -tree.most_below(-first)  # [K] of those below
+            self._top_k = tree.most_below(top_k)  # [K]
             self._left = tree.count_below(asks)  # [K] that ask and have not ended
 
     def wanted(self, batch: Batch) -> Wanted | None:
@@ -120,37 +131,46 @@ class PromptScores:
                 node.after_top = found.top[end, :k].copy()
 
     def take(self, request: int) -> TokenLogprobs | None:
-        """Those of a request that ends, if it asks."""
+        """Those of all tokens of a request that ends, if it asks."""
         k = int(self._requests.prompt_logprobs[request])
-        if k < 0:
+        return self._of_path(request, k) if k >= 0 else None
+
+    def take_score(self, request: int) -> Score | None:
+        """Those of the continuation of a request that ends, if it has one."""
+        start = int(self._requests.score_start[request])
+        if start == NOT_SCORED:
             return None
-        path = self._path(request)
-        parts = [
-            self._of_edge(above, node, k)
-            for above, node in zip([ROOT, *path[:-1]], path, strict=True)
-        ]
-        self.forget(request)
-        chosen, top_ids, top = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return TokenLogprobs(chosen, top_ids, top)
+        num_tokens = int(self._requests.prompt_len[request]) - start
+        found = self._of_path(request, 1)
+        chosen, best = found.chosen[-num_tokens:], found.top[-num_tokens:, 0]
+        logprob = float(chosen.sum(dtype=np.float64))
+        return Score(logprob, num_tokens, bool((chosen == best).all()))
 
     def forget(self, request: int) -> None:
         """A request has ended: what only it asked for is dropped."""
-        if self._requests.prompt_logprobs[request] >= 0:
+        if self._asks[request]:
             for node in self._path(request):
                 self._left[node] -= 1
                 if not self._left[node]:
                     self._nodes.pop(node, None)
 
     def _path(self, request: int) -> list[int]:
-        """Nodes from below the root to the leaf, as far down as somebody asks."""
+        """Nodes on the way from the root to the leaf of whose tokens, or first, somebody asks."""
         path = self._requests.tree.path(int(self._requests.tree.leaf_node[request]))
-        return [node for node in path if self._top_k[node] >= 0]
+        depth = self._requests.tree.depth
+        return [node for node in path if self._first[node] <= depth[node]]
+
+    def _of_path(self, request: int, k: int) -> TokenLogprobs:
+        """Of the tokens on the path of a request; NaN where nobody asks."""
+        parts = [self._of_edge(node, k) for node in self._path(request)]
+        chosen, top_ids, top = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return TokenLogprobs(chosen, top_ids, top)
 
     def _missing(self, node: int, start: int, end: int) -> tuple[_Node, Int64, Int32 | None] | None:
         """What the positions [start, end) can tell of a node and is not known yet."""
         tree = self._requests.tree
         first, last = int(tree.depth[tree.parent[node]]), int(tree.depth[node])
-        start, end = max(start, first), min(end, last)
+        start, end = max(start, first, int(self._first[node]) - 1), min(end, last)
         if start >= end:
             return None
         known = self._nodes.get(node)
@@ -165,11 +185,11 @@ class PromptScores:
         return (known, inside, children) if len(inside) or children is not None else None
 
     def _children(self, node: int) -> Int32:
-        """Nodes below `node` that begin with a token of their own and are asked for, ascending."""
+        """Nodes below `node` whose first token is their own and asked for, ascending."""
         tree, children = self._requests.tree, []
         child = node + 1
         while child < tree.subtree_end[node]:
-            if self._top_k[child] >= 0 and tree.depth[child] > tree.depth[node]:
+            if self._first[child] <= tree.depth[node] < tree.depth[child]:
                 children.append(child)
             child = int(tree.subtree_end[child])
         return np.array(children, np.int32)
@@ -183,18 +203,19 @@ class PromptScores:
         )
         return firsts
 
-    def _of_edge(self, above: int, node: int, k: int) -> tuple[Float32, Int32, Float32]:
+    def _of_edge(self, node: int, k: int) -> tuple[Float32, Int32, Float32]:
         """Chosen [L], alternatives [L, k] and theirs of the L tokens on the edge of `node`."""
         tree = self._requests.tree
         if tree.depth[node] == tree.depth[tree.parent[node]]:
             return np.zeros(0, np.float32), np.zeros((0, k), np.int32), np.zeros((0, k), np.float32)
-        known = self._nodes[node]
-        if above == ROOT:  # nothing comes before the first token
+        known, parent = self._nodes[node], self._nodes.get(int(tree.parent[node]))
+        siblings = () if parent is None or parent.children is None else parent.children
+        at = int(np.searchsorted(siblings, node))
+        if parent is None or at == len(siblings) or siblings[at] != node:
+            # nothing comes before the first token, or nobody asks for it
             first = np.full(1, np.nan, np.float32)
             first_ids, first_top = np.zeros((1, k), np.int32), np.zeros((1, k), np.float32)
         else:
-            parent = self._nodes[above]
-            at = np.searchsorted(parent.children, node)  # type: ignore[arg-type]
             first = parent.after[at : at + 1]
             first_ids, first_top = parent.after_top_ids[None, :k], parent.after_top[None, :k]
         return (

@@ -11,6 +11,7 @@ from blendrun.data.answer_keys import AnswerKeys
 from blendrun.data.answers import answer_keys
 from blendrun.data.content import as_bytes
 from blendrun.data.param_kinds import RARE_PARAMS
+from blendrun.data.scored_requests import NOT_SCORED
 from blendrun.data.structures import Structure
 from blendrun.schedule.lengths import is_known
 from blendrun.schedule.plan_file import StoredPlan
@@ -43,6 +44,7 @@ class EngineRequests:
     frequency_penalty: npt.NDArray[np.float32]
     logprobs: npt.NDArray[np.int8]  # alternatives to each token; −1 = off
     prompt_logprobs: npt.NDArray[np.int8]
+    score_start: Int32  # [N] tokens of the prompt from here on are scored; NOT_SCORED: none are
     # rare parameters: only of requests that have any
     stop: dict[int, tuple[str, ...]]
     stop_token_ids: dict[int, tuple[int, ...]]
@@ -97,6 +99,7 @@ class EngineRequests:
             frequency_penalty=column["frequency_penalty"],
             logprobs=table["logprobs"].fill_null(-1).to_numpy(),
             prompt_logprobs=table["prompt_logprobs"].fill_null(-1).to_numpy(),
+            score_start=table["score_start"].fill_null(NOT_SCORED).to_numpy(),
             stop=rare["stop"],
             stop_token_ids=rare["stop_token_ids"],
             logit_bias=rare["logit_bias"],
@@ -111,6 +114,12 @@ class EngineRequests:
 
     def __len__(self) -> int:
         return len(self.sequence)
+
+    @property
+    def is_scored(self) -> npt.NDArray[np.bool_]:
+        """Which of them score a continuation instead of making an answer, [N]."""
+        scored: npt.NDArray[np.bool_] = self.score_start != NOT_SCORED
+        return scored
 
     @property
     def keys(self) -> Int64:

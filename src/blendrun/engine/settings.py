@@ -20,6 +20,7 @@ class ExecuteSettings:
     max_seqs: int = 512  # requests running at once at most
     prefix_cache: bool = True
     shared_prefix_attention: bool = True  # of what the prefix cache shares
+    deterministic: bool = False  # no logit depends on what else runs, to the last bit
     ignore_eos: bool = False  # in addition to the rows that the plan says it of
     output_format: OutputFormat = "parquet"  # of what is written beside outputs.parquet
     output_part_size: int | None = None  # bytes; outputs in parts of about that size, not one file
@@ -41,6 +42,11 @@ class ExecuteSettings:
         if self.time_limit_s is not None and not self.time_limit_s > 0:
             raise InputError(f"time_limit_s must be above 0, not {self.time_limit_s}")
 
+    @property
+    def shares_reads(self) -> bool:
+        """Whether attention reads a shared prefix once for all: rounding then depends on who."""
+        return self.prefix_cache and self.shared_prefix_attention and not self.deterministic
+
     def identity(self, plan: Plan) -> dict[str, Any]:
         """What the answers of a run of `plan` depend on."""
         return {
@@ -49,4 +55,5 @@ class ExecuteSettings:
             "seed": plan.settings["seed"],
             "dtype": self.dtype,
             "ignore_eos": self.ignore_eos,
+            "deterministic": self.deterministic,
         }

@@ -52,9 +52,14 @@ class TorchBackend:
         scores: PromptScores,
         guides: Guides | None,
         cache: PrefixCache,
+        *,
         share_reads: bool,
+        may_split: bool,
     ) -> None:
-        """`share_reads`: attention reads a prefix that requests share once for all of them."""
+        """`share_reads`: attention reads a prefix that requests share once for all of them;
+        `may_split`: see `CpuAttention.paged_attention`.
+        """
+        self._may_split = may_split
         config = decoder.config
         self._decoder, self._attention = decoder, attention
         self._generations, self._cache = generations, cache
@@ -166,6 +171,7 @@ class TorchBackend:
             step.page_table,
             self._decoder.config.head_dim**-0.5,
             shared=step.shared,
+            may_split=self._may_split,
         )
         self._attention_s += time.perf_counter() - begin
         return out

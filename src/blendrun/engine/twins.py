@@ -19,6 +19,7 @@ _COLUMNS = (
     "frequency_penalty",
     "logprobs",
     "prompt_logprobs",
+    "score_start",
 )
 _RARE = ("stop", "stop_token_ids", "logit_bias", "structure")
 

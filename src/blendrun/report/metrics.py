@@ -32,6 +32,7 @@ class RunMetrics:
     schedule_s: float = 0.0
     prefill_tokens: int = 0  # prompt and recomputed tokens that went through the model
     decode_tokens: int = 0
+    padding_rows: int = 0  # computed beside those tokens, with --deterministic
     preemptions: int = 0
     recomputed_tokens: int = 0
     predicted_compute_s: float = 0.0
@@ -67,6 +68,12 @@ class RunMetrics:
         return self.input_tokens_per_s + self.output_tokens_per_s
 
     @property
+    def padding_frac(self) -> float:
+        """Of all rows that the model's layers computed."""
+        tokens = self.prefill_tokens + self.decode_tokens
+        return _ratio(self.padding_rows, tokens + self.padding_rows)
+
+    @property
     def mean_running(self) -> float:
         """Requests that run at once, averaged over time."""
         return _ratio(self.running_seconds, self.step_s)
@@ -95,6 +102,10 @@ def read_metrics(run_dir: Path, manifest: Manifest) -> RunMetrics:
     for number, attempt in enumerate(manifest.attempts, start=1):
         mine = steps.filter(pc.equal(steps["attempt"], number)) if steps.num_rows else None
         total += _of_attempt(attempt, mine)
+    row_block = manifest.environment.get("row_block")
+    if row_block and steps.num_rows:
+        tokens = pc.add(steps["prefill_tokens"], steps["decode_tokens"]).to_numpy()
+        total += RunMetrics(padding_rows=int((-tokens % row_block).sum()))
     return total
 
 

@@ -22,7 +22,8 @@ from blendrun.schedule.run_plan import plan_of_run
 
 REPORT_FOLDER = "report"
 _DERIVED = ("computed_prompt_tokens", "sharing_frac", "input_tokens_per_s", "output_tokens_per_s",
-            "total_tokens_per_s", "mean_running", "mean_page_use_frac", "other_s")  # fmt: skip
+            "total_tokens_per_s", "mean_running", "mean_page_use_frac", "other_s",
+            "padding_frac")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

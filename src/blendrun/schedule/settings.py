@@ -39,6 +39,7 @@ class PlanSettings:
     id_column: str | None = None
     max_tokens_column: str | None = None
     output_len_column: str | None = None
+    score_column: str | None = None
     input_format: InputFormat = "auto"
     template: str | None = None  # makes prompts from columns
     strict: bool = False  # refuse the job for one bad row
@@ -96,6 +97,7 @@ class PlanSettings:
             id=self.id_column,
             max_tokens=self.max_tokens_column,
             output_len=self.output_len_column,
+            score=self.score_column,
         )
 
     @property
