@@ -28,6 +28,7 @@ from blendrun.engine.generations import Generations
 from blendrun.engine.guides import Guides
 from blendrun.engine.loop import Advance, RunLoop
 from blendrun.engine.prefix_cache import PrefixCache
+from blendrun.engine.products import pack_weights
 from blendrun.engine.prompt_scores import PromptScores
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.row_blocks import ROW_BLOCK
@@ -64,7 +65,7 @@ class LoadedModel:
     @classmethod
     def load(cls, files: ModelFiles, settings: ExecuteSettings) -> Self:
         config = DecoderConfig.from_hf(files.config)
-        weights = load_weights(files.folder, config, _DTYPES[settings.dtype])
+        weights = pack_weights(load_weights(files.folder, config, _DTYPES[settings.dtype]))
         marks = ReasoningMarks.from_folder(files.folder)
         detokenizer = Detokenizer.from_folder(
             files.folder, (marks.begin, marks.end) if marks else ()

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from blendrun.engine.decoder_config import DecoderConfig
+from blendrun.engine.products import linear
 from blendrun.engine.rope import cos_sin, inverse_frequencies
 from blendrun.engine.row_blocks import in_blocks
 from blendrun.engine.weights import DecoderWeights, LayerWeights
@@ -82,7 +83,7 @@ class Decoder:
         return self._linear(hidden, self.weights.head)
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        (out,) = in_blocks(lambda block: (F.linear(block, weight, bias),), self.row_block, x)
+        (out,) = in_blocks(lambda block: (linear(block, weight, bias),), self.row_block, x)
         return out
 
     def _cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:

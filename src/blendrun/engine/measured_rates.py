@@ -13,9 +13,9 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from blendrun.engine.decoder import Decoder
+from blendrun.engine.products import linear
 from blendrun.kernels.cpu.attention import CpuAttention
 
 PRODUCT_TOKENS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
@@ -88,7 +88,7 @@ def products(decoder: Decoder, tokens: int) -> Callable[[], None]:
 
     def run() -> None:
         for weight in weights:
-            F.linear(inputs[weight.shape[1]], weight)
+            linear(inputs[weight.shape[1]], weight)
 
     return run
 

@@ -1,0 +1,63 @@
+"""Matrix products with weights that are put in order once, for oneDNN's bf16 products.
+
+Plain `torch.nn.functional.linear` has oneDNN reorder a weight in every call, which a step of few
+tokens pays as dearly as the product itself.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from blendrun.engine.weights import DecoderWeights, LayerWeights
+
+_USUAL_TOKENS = 512  # whose order is good for steps of any size
+_MATRICES = ("qkv", "out", "gate_up", "down")
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [T, in] times `weight` [out, in], packed or not, transposed, plus bias [out]."""
+    if weight.is_mkldnn:
+        packed: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return packed
+    return F.linear(x, weight, bias)
+
+
+def pack_weights(weights: DecoderWeights) -> DecoderWeights:
+    """The weights with their matrices packed, where that helps: bf16 on a CPU that has it.
+
+    Takes over the matrices of `weights`, which are empty afterwards: no more than one is there
+    twice.
+    """
+    if not _can_pack(weights.embedding):
+        return weights
+    layers = tuple(_pack_layer(layer) for layer in weights.layers)
+    is_tied = weights.head is weights.embedding  # which is looked up, too, and stays as it is
+    head = _packed(weights.head) if is_tied else _take_over(weights.head)
+    return replace(weights, layers=layers, head=head)
+
+
+def _can_pack(tensor: Tensor) -> bool:
+    return (
+        tensor.device.type == "cpu"
+        and tensor.dtype == torch.bfloat16
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    )
+
+
+def _pack_layer(layer: LayerWeights) -> LayerWeights:
+    return replace(layer, **{name: _take_over(getattr(layer, name)) for name in _MATRICES})
+
+
+def _take_over(weight: Tensor) -> Tensor:
+    packed = _packed(weight)
+    weight.untyped_storage().resize_(0)
+    return packed
+
+
+def _packed(weight: Tensor) -> Tensor:
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _USUAL_TOKENS)
+    return packed
