@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from blendrun.data import outputs, parquet_reader
+from blendrun.data import outputs, parquet_reader, row_ranges
 from blendrun.data.answers import PLAIN_OUTPUT_COLUMNS, answers_table
 from blendrun.data.columns import ColumnNames
 from blendrun.data.outputs import write_outputs
@@ -17,6 +17,14 @@ from blendrun.data.results import ResultJournal
 from blendrun.data.sampling import SamplingParams
 from blendrun.errors import PlanError
 from tiny_ingest import ingest, through
+
+
+@pytest.fixture(autouse=True, params=["one range", "many ranges"])
+def ranges(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All answers of these jobs in memory at once, and a few rows at a time."""
+    if request.param == "many ranges":
+        monkeypatch.setattr(row_ranges, "_RANGE_BYTES", 300)
+        monkeypatch.setattr(row_ranges, "_PENDING_BYTES", 200)
 
 
 @pytest.fixture
@@ -166,7 +174,7 @@ def test_only_the_first_rows_of_a_limited_job_are_written(tmp_path, tokenizer):
 def test_a_row_without_an_answer_stops_the_file(tmp_path, job):
     (tmp_path / "a.jsonl").write_text('{"prompt":"a"}\n' * 5)
     _, write = job(tmp_path / "a.jsonl", order=lambda rows: rows[[0, 1, 4]])
-    with pytest.raises(PlanError, match="2 of 5 rows have no answer yet, the first is row 2"):
+    with pytest.raises(PlanError, match="row 2 has no answer yet"):
         write()
     assert not list((tmp_path / "run").glob("outputs*"))
 

@@ -28,13 +28,14 @@ from blendrun.data.locations import locate
 from blendrun.data.output_files import OutputFiles, part_name
 from blendrun.data.output_schema import output_schema, source_schema
 from blendrun.data.parquet_reader import read_parquet
-from blendrun.data.results import PARTS, files_of, keys_of, one_of_each, read_answers
+from blendrun.data.results import PARTS, files_of, keys_of, one_of_each, used_columns
+from blendrun.data.row_ranges import RowRange, row_ranges
 from blendrun.data.scores import gathered
 from blendrun.data.sources import SourceFile, check_sources
 from blendrun.errors import PlanError
 from blendrun.units import format_bytes
 
-_GROUP_BYTES = 64 * 2**20  # of columns in memory
+_GROUP_BYTES = 16 * 2**20  # of columns in memory
 
 
 def write_outputs(
@@ -44,7 +45,6 @@ def write_outputs(
     rejected: pa.Table,
     num_answers: npt.NDArray[np.int64] | None = None,
     is_scored: npt.NDArray[np.bool_] | None = None,
-    spans: Sequence[range] | None = None,
     part_bytes: int | None = None,
 ) -> Path:
     """Writes the outputs from the answers of a run, the rejected rows and the inputs.
@@ -52,7 +52,6 @@ def write_outputs(
     Args:
         num_answers: how many answers each input row has, error rows included; None: one.
         is_scored: of each input row, whether its answers are scores, which go to lists; None: not.
-        spans: consecutive rows whose answers are in memory at a time; None: all.
         part_bytes: a part that has so many bytes is the end of it; None: one file.
 
     Raises:
@@ -67,23 +66,29 @@ def write_outputs(
     several = bool((num_answers[~is_scored] > 1).any())
     columns = [*PLAIN_OUTPUT_COLUMNS, *_used_columns(run_dir, several)]
     schema = output_schema(sources, columns)
-    spans = spans or [range(num_rows)]
-    answers = _Answers(run_dir, rejected, num_answers, is_scored, spans)
     files = OutputFiles(run_dir, part_bytes)
     needs = f"about {format_bytes(_size(run_dir, sources))}"
-    tables = _joined(sources, answers, schema, columns)
-    if part_bytes is None:
-        _write_file(files.path, _groups(tables, _GROUP_BYTES), schema, needs)
-    else:
-        with atomic_folder(files.path) as folder:
-            groups = _groups(tables, min(_GROUP_BYTES, part_bytes))
-            number, group = 0, next(groups, None)
-            while number == 0 or group is not None:
-                path = folder / part_name(number, ".parquet")
-                group = _write_file(path, groups, schema, needs, group, part_bytes)
-                number += 1
+    with row_ranges(run_dir, num_rows) as ranges:
+        answers = _Answers(ranges, rejected, num_answers, is_scored)
+        tables = _joined(sources, answers, schema, columns)
+        if part_bytes is None:
+            _write_file(files.path, _groups(tables, _GROUP_BYTES), schema, needs)
+        else:
+            with atomic_folder(files.path) as folder:
+                groups = _groups(tables, min(_GROUP_BYTES, part_bytes))
+                _write_parts(folder, groups, schema, needs, part_bytes)
     files.drop_others()
     return files.path
+
+
+def _write_parts(
+    folder: Path, groups: Iterator[pa.Table], schema: pa.Schema, needs: str, part_bytes: int
+) -> None:
+    number, group = 0, next(groups, None)
+    while number == 0 or group is not None:
+        path = folder / part_name(number, ".parquet")
+        group = _write_file(path, groups, schema, needs, group, part_bytes)
+        number += 1
 
 
 def _write_file(
@@ -119,17 +124,15 @@ class _Answers:
 
     def __init__(
         self,
-        run_dir: Path,
+        ranges: Sequence[RowRange],
         rejected: pa.Table,
         num_answers: npt.NDArray[np.int64],
         is_scored: npt.NDArray[np.bool_],
-        spans: Sequence[range],
     ) -> None:
-        self._run_dir, self._rejected, self._num_answers = run_dir, rejected, num_answers
-        self._is_scored = is_scored
+        self._rejected, self._num_answers, self._is_scored = rejected, num_answers, is_scored
         self._row = 0  # the next to be taken
-        self._spans = iter(spans)
-        self._loaded = self._load(next(self._spans))  # not yet taken
+        self._ranges = iter(ranges)
+        self._loaded = self._load(next(self._ranges))  # not yet taken
 
     def take(self, num_rows: int) -> tuple[pa.Table, npt.NDArray[np.int64]]:
         """Those of the next rows, and how many each row has. Raises PlanError at the end."""
@@ -142,7 +145,7 @@ class _Answers:
         taken = [self._loaded.slice(0, left)]
         self._loaded = self._loaded.slice(left)
         while left := left - taken[-1].num_rows:
-            self._loaded = self._load(next(self._spans))
+            self._loaded = self._load(next(self._ranges))
             taken.append(self._loaded.slice(0, left))
             self._loaded = self._loaded.slice(left)
         return pa.concat_tables(taken), counts
@@ -155,10 +158,9 @@ class _Answers:
     def _wrong_number(self) -> PlanError:
         return PlanError(f"the inputs do not have the {len(self._num_answers)} rows of the plan")
 
-    def _load(self, span: range) -> pa.Table:
-        """The answers of the rows of `span`, in order."""
-        whole = len(span) == len(self._num_answers)
-        answers = read_answers(self._run_dir, rows=None if whole else span)
+    def _load(self, part: RowRange) -> pa.Table:
+        """The answers of some rows, in order."""
+        span, answers = part.rows, part.read()
         row = self._rejected["row"].to_numpy()
         refused = self._rejected.filter(pa.array((row >= span.start) & (row < span.stop)))
         if refused.num_rows:
@@ -179,7 +181,7 @@ class _Answers:
         gaps = np.setdiff1d(keys, found, assume_unique=True) // MOST_ANSWERS
         if len(gaps):
             raise PlanError(
-                f"{len(gaps)} of {len(keys)} rows have no answer yet, the first is row {gaps[0]}",
+                f"row {gaps[0]} has no answer yet",
                 "execute the plan again: it continues with what is missing",
             )
         return gathered(answers, self._is_scored[rows])
@@ -192,8 +194,7 @@ def _used_columns(run_dir: Path, several: bool) -> list[str]:
         several: whether some row asks for several answers.
     """
     names = [name for name in RARE_OUTPUT_COLUMNS if name != INDEX_COLUMN]
-    rare = read_answers(run_dir, names)
-    used = [name for name in names if rare[name].null_count < rare.num_rows]
+    used = used_columns(run_dir, names)
     return [INDEX_COLUMN, *used] if several else used
 
 

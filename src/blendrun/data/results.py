@@ -149,10 +149,8 @@ class ResultJournal:
         self._num_small[stem] = len(small_files(folder, stem))
 
 
-def read_answers(
-    run_dir: Path, columns: Sequence[str] = ANSWER_SCHEMA.names, rows: range | None = None
-) -> pa.Table:
-    """All answers, or those of some `rows`, in the order of their keys, each once (`one_of_each`).
+def read_answers(run_dir: Path, columns: Sequence[str] = ANSWER_SCHEMA.names) -> pa.Table:
+    """All answers in the order of their keys, each once (`one_of_each`).
 
     Those of `columns` that are in ANSWER_SCHEMA, what the key is made of and the status; strings
     and lists with 64-bit offsets. Needs no lock.
@@ -162,18 +160,27 @@ def read_answers(
     """
     needed = (*_KEY_COLUMNS, "status", *columns)
     names = [name for name in ANSWER_SCHEMA.names if name in needed]
+    return wide_answers(of_each(run_dir, PARTS, lambda path: read_part(path, names)), names)
+
+
+def wide_answers(
+    tables: Sequence[pa.Table], names: Sequence[str] = ANSWER_SCHEMA.names
+) -> pa.Table:
+    """Tables of answers with the columns `names` as `read_answers` gives them."""
     wide = pa.schema([_WIDE_SCHEMA.field(name) for name in names])
-    parts = of_each(run_dir, PARTS, lambda path: _rows_of_part(path, names, rows))
-    known = [part.cast(wide) for part in parts if part is not None]
-    return one_of_each(pa.concat_tables([wide.empty_table(), *known]))
+    return one_of_each(
+        pa.concat_tables([wide.empty_table(), *(table.cast(wide) for table in tables)])
+    )
 
 
-def _rows_of_part(path: Path, names: list[str], rows: range | None) -> pa.Table | None:
-    if rows is None:
-        return read_part(path, names)
-    mine = read_part(path, ["row"])["row"].to_numpy()
-    mine = (mine >= rows.start) & (mine < rows.stop)
-    return read_part(path, names).filter(pa.array(mine)) if mine.any() else None
+def used_columns(run_dir: Path, names: Sequence[str]) -> list[str]:
+    """Those of the columns `names` in which some answer says something. Raises PlanError."""
+    used: set[str] = set()
+    for path in files_of(run_dir, PARTS):
+        wanted = [name for name in names if name not in used]
+        part = read_part(path, wanted)
+        used |= {name for name in wanted if part[name].null_count < part.num_rows}
+    return [name for name in names if name in used]
 
 
 def keys_of(table: pa.Table) -> npt.NDArray[np.int64]:

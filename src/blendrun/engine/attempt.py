@@ -43,7 +43,6 @@ class RunEvents:
 class WindowRows(NamedTuple):
     """The rows of a window."""
 
-    rows: range  # of the whole job
     num_answers: npt.NDArray[np.int64]  # of each row, error rows included
     is_scored: npt.NDArray[np.bool_]  # its answers are the scores of its continuations
     rejected: pa.Table
@@ -94,12 +93,12 @@ class RunAttempt:
             pending = self._answer_empty(requests, pending)
             if len(pending):
                 self._generate(self._with_seen(requests), pending)
-            rows = range(first, first + stored.plan.counts.rows)
-            answers = np.bincount(requests.row - first, minlength=len(rows))
-            is_scored = np.zeros(len(rows), np.bool_)
+            num_rows = stored.plan.counts.rows
+            answers = np.bincount(requests.row - first, minlength=num_rows)
+            is_scored = np.zeros(num_rows, np.bool_)
             is_scored[requests.row[requests.is_scored] - first] = True
-            yield WindowRows(rows, np.maximum(answers, 1), is_scored, stored.rejected)
-            first = rows.stop
+            yield WindowRows(np.maximum(answers, 1), is_scored, stored.rejected)
+            first += num_rows
 
     def _with_seen(self, requests: EngineRequests) -> EngineRequests:
         """The requests, with the output lengths of those that are answered already."""

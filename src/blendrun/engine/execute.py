@@ -113,7 +113,6 @@ def execute_plan(
             pa.concat_tables([window.rejected for window in windows]),
             np.concatenate([window.num_answers for window in windows]),
             np.concatenate([window.is_scored for window in windows]),
-            [window.rows for window in windows],
             files.part_bytes,
         )
         path = export.write(outputs)
