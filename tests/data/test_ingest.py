@@ -522,3 +522,11 @@ def test_a_refused_input_leaves_no_store(tmp_path, run):
     with pytest.raises(InputError, match="needs a tokenizer"):
         run([{"prompt": "x"}], tokenizer=None)
     assert not list((tmp_path / "store").iterdir())
+
+
+def test_parameters_of_draws_do_not_change_what_a_scored_row_is(run):
+    plain = {"prompt": "a", "score": [" b", " c"]}
+    changed = {"temperature": 1.0, "seed": 7, "top_p": 0.5, "top_k": 3, "max_tokens": 9}
+    content = run([plain, {**plain, **changed}]).requests["content"].to_pylist()
+    assert content[:2] == content[2:]
+    assert content[0] != content[1]

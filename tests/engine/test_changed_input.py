@@ -179,3 +179,14 @@ def test_draws_do_not_depend_on_where_a_row_stands(checkpoint: Path, tmp_path: P
     for key in set(one) - {("b", 0), ("c", 0)}:
         assert one[key] == two[key]
     assert sorted([one["b", 0], one["c", 0]]) == sorted([two["b", 0], two["c", 0]])
+
+
+def test_a_copied_run_belongs_to_the_plan_that_it_goes_on_with(
+    first: Path, checkpoint: Path, tmp_path: Path
+):
+    shutil.copytree(first, tmp_path / "copy")
+    plan, _ = plan_job(tmp_path, ROWS, checkpoint)
+    execute(plan, tmp_path / "copy")
+    manifest = read_manifest(tmp_path / "copy")
+    assert manifest is not None
+    assert manifest.plan == str(plan.resolve())

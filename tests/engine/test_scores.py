@@ -13,6 +13,7 @@ import torch
 from blendrun.data.answers import PLAIN_OUTPUT_COLUMNS
 from blendrun.data.scores import SCORE_COLUMNS
 from blendrun.engine.decoder import Decoder
+from blendrun.schedule.plan_file import read_header
 from tiny_jobs import execute, plan_files, plan_job, write_rows
 
 TEXT = "question: what is the sum of 12 and 30? answer:"
@@ -208,3 +209,12 @@ def test_they_are_in_json_lines(checkpoint: Path, tmp_path: Path):
     scored, generated = map(json.loads, lines)
     assert len(scored["score_logprobs"]) == len(scored["score"]) == len(CHOICES)
     assert generated["score_logprobs"] is None
+
+
+def test_rows_are_counted_as_the_outputs_have_them(checkpoint: Path, tmp_path: Path):
+    rows = [{"prompt": "a", "score": [" b", " c", " d"]}, {"prompt": "a"}, {"prompt": 3}]
+    plan, _ = plan_job(tmp_path, rows, checkpoint, max_tokens=2)
+    result = execute(plan, tmp_path / "run")
+    assert (result.num_rows, result.num_errors) == (3, 1)
+    notes = read_header(plan)[0].warnings
+    assert not any("several answers" in note for note in notes)

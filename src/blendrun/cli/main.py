@@ -1,6 +1,5 @@
 """`blendrun`: the program, and what it says when something goes wrong."""
 
-import signal
 import sys
 from typing import Annotated
 
@@ -57,8 +56,6 @@ def options(
 def main() -> None:
     """Entry point; exit codes are in the README."""
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
-    # a batch system's SIGTERM ends a command as Ctrl-C does
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app()
     except BlendrunError as error:

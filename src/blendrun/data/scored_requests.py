@@ -4,7 +4,7 @@ Nothing is drawn for them, so parameters of draws and answers do not count.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from blendrun.data.flat_tokens import TokenIds
 from blendrun.data.params import ParamColumns
+from blendrun.data.sampling import SamplingParams
 
 NOT_SCORED = -1
 
@@ -55,10 +56,13 @@ class ScoredRequests:
         self, params: ParamColumns, rows: npt.NDArray[np.int64]
     ) -> dict[str, npt.NDArray[Any]]:
         """Number parameters of the requests, whose `rows` [R] are given."""
-        numbers = {field: values[rows] for field, values in params.numbers.items()}
-        for name in ("max_tokens", "temperature"):
-            numbers[name] = np.where(self.start == NOT_SCORED, numbers[name], 0)
-        return numbers
+        plain = replace(SamplingParams(), max_tokens=0)
+        return {
+            field: np.where(
+                self.start == NOT_SCORED, values[rows], values.dtype.type(getattr(plain, field))
+            )
+            for field, values in params.numbers.items()
+        }
 
     def rare(self, params: ParamColumns, rows: npt.NDArray[np.int64]) -> dict[str, list[Any]]:
         """Rare parameters likewise, and where the continuation begins."""

@@ -90,7 +90,6 @@ def execute_plan(
     begin = time.monotonic()
     with _opened(plan_path, run_dir, settings, events) as (plan, journal, manifest, keys):
         counts, files = plan.counts, OutputFiles(run_dir, settings.output_part_size)
-        num_rows = counts.requests + counts.rejected
         _, sources = read_header(plan_path)
         export = _export(plan, sources, settings)
         again = settings.retry_errors and len(journal.failed()) > 0
@@ -99,7 +98,8 @@ def execute_plan(
         is_written = files.path.exists() and made_of == (inputs, files.part_bytes)
         if manifest.is_complete and is_written and not again:
             path = export.write(files.path)
-            return RunResult(run_dir, path, num_rows, _num_errors(files.path), True)
+            write_manifest(run_dir, manifest)
+            return RunResult(run_dir, path, *_num_rows(files.path), True)
         deadline = Deadline(begin if begin_s is None else begin_s, settings.time_limit_s)
         manifest = replace(manifest, is_complete=False)
         run = RunAttempt(plan, settings, events, journal, manifest, keys, deadline)
@@ -124,7 +124,7 @@ def execute_plan(
             output_part_size=files.part_bytes,
         )
         write_manifest(run_dir, done)
-    return RunResult(run_dir, path, num_rows, _num_errors(outputs), False)
+    return RunResult(run_dir, path, *_num_rows(outputs), False)
 
 
 @contextmanager
@@ -146,7 +146,8 @@ def _opened(
     counts, identity = plan.counts, settings.identity(plan)
     with ResultJournal(run_dir) as journal:
         new = Manifest.new(plan_path, identity, counts.requests, counts.rejected)
-        manifest = read_manifest(run_dir) or new
+        # the same job, perhaps from another place
+        manifest = replace(read_manifest(run_dir) or new, plan=new.plan)
         overlap = check_continues(journal, manifest, identity, keys)
         if overlap is not None:
             if "weights" in manifest.identity:
@@ -198,6 +199,8 @@ def _check_executable(plan: Plan) -> None:
         )
 
 
-def _num_errors(outputs: Path) -> int:
+def _num_rows(outputs: Path) -> tuple[int, int]:
+    """Rows of the outputs, and error rows among them."""
     columns = [pq.read_table(part, columns=["status"])["status"] for part in parts_of(outputs)]
-    return sum(pc.sum(pc.equal(status, "error")).as_py() or 0 for status in columns)
+    errors = sum(pc.sum(pc.equal(status, "error")).as_py() or 0 for status in columns)
+    return sum(map(len, columns)), errors

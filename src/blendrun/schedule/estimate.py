@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from blendrun.cost.cost_model import CostModel
 from blendrun.cost.optimum import Optimum
 from blendrun.schedule.lengths import KNOWN
 from blendrun.schedule.partition import Part
@@ -86,6 +87,16 @@ def _with_lengths(job: PricedJob, tokens: Int32) -> PricedJob:
     return replace(job, lengths=replace(job.lengths, tokens=tokens))
 
 
+def _small_steps_s(cost: CostModel, tokens: int, min_steps: int) -> float:
+    """What products in steps of the mean size take beyond the best rate, where it was measured."""
+    hardware = cost.hardware
+    if not hardware.gemm_tokens or not tokens:
+        return 0.0
+    steps = max(min_steps, tokens / hardware.chunk_limit)
+    each, whole = float(cost.step_products_s(tokens / steps)), float(cost.prefill_s(0, 1))
+    return max(steps * each - tokens * whole, 0.0)
+
+
 def _busy_s(job: PricedJob, best: Optimum, lost_tokens: int) -> float:
     """Rank-seconds of the practical optimum with `lost_tokens` prompt tokens computed again.
 
@@ -98,4 +109,5 @@ def _busy_s(job: PricedJob, best: Optimum, lost_tokens: int) -> float:
     overhead_s = best.min_steps * hardware.step_overhead_s
     tokens = job.tree.num_unique_tokens + lost_tokens + outputs
     overhead_s += tokens * hardware.token_overhead_s + outputs * hardware.output_overhead_s
+    overhead_s += _small_steps_s(job.cost, tokens, best.min_steps)
     return float(job.cost.overlapped_s(busy_s, best.memory_s)) + overhead_s

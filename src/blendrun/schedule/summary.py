@@ -136,7 +136,9 @@ def _warnings(job: PricedJob, counts: PlanCounts) -> Iterator[str]:
     if not counts.requests:
         yield "there is no request to run"
         return
-    several = int((job.rows.requests["sample"].to_numpy() == 1).sum())
+    requests = job.rows.requests
+    is_second = requests["sample"].to_numpy() == 1
+    several = int((is_second & requests["score_start"].is_null().to_numpy()).sum())
     if several:
         yield f"several answers to {count_of(several, 'row')}: the outputs have a row for each"
     if job.everything_fits:
