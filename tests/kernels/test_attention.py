@@ -13,23 +13,6 @@ from blendrun.kernels.cpu.kv_cache import KvShape
 from tiny_pages import DTYPES, MIXED, TOLERANCE, assert_close, dense_attention, paged_problem
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny problems: more threads would only wait for each other on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module", params=["cpp", "torch"])
-def kernel(request: pytest.FixtureRequest) -> CpuAttention:
-    try:
-        return CpuAttention(request.param)
-    except InputError as error:
-        pytest.skip(error.message)
-
-
 @pytest.fixture(scope="module")
 def cpp() -> CpuAttention:
     try:

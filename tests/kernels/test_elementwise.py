@@ -21,12 +21,8 @@ EPS = 1e-3
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def same_numbers() -> None:
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True, scope="module", params=["cpp", "cpp, AVX2", "cpp, 128-bit", "torch"])

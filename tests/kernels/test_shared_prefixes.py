@@ -1,6 +1,6 @@
 """Prefixes that several sequences read at once: which are found, and what attention makes of it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -8,26 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blendrun.errors import InputError
 from blendrun.kernels.cpu.attention import CpuAttention
 from blendrun.kernels.cpu.shared_prefixes import SharedPrefixes, find_shared_prefixes
 from tiny_pages import DTYPES, TOLERANCE, Problem, assert_close, paged_problem
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module", params=["cpp", "torch"])
-def kernel(request: pytest.FixtureRequest) -> CpuAttention:
-    try:
-        return CpuAttention(request.param)
-    except InputError as error:
-        pytest.skip(error.message)
 
 
 def _check(kernel: CpuAttention, problem: Problem, dtype: torch.dtype) -> SharedPrefixes:

@@ -46,7 +46,7 @@ class HardwareProfile:
     gemm_tile: int = 1  # tokens; a GEMM costs as much as one rounded up to this
     chunk_limit: int = 2048  # prompt tokens that one step prefills at most
     calibrated: bool = False  # False: an estimate from data sheets
-    # the next eight only where a machine was measured, with products of one model's shapes
+    # these eight only where a machine was measured, with products of one model's shapes
     model: str = ""
     processor: str = ""
     cores: int | None = None
