@@ -18,6 +18,7 @@ class Slow(MetaPathFinder):
         return None
 
 sys.meta_path.insert(0, Slow())
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
 from blendrun.__main__ import main
 main()
 """
