@@ -54,11 +54,10 @@ inline E* out_row(const AttentionCall& call, const WorkList& work, int64_t posit
   return static_cast<E*>(call.out) + row * call.head_dim;
 }
 
-// Computes one item. `next` is what this thread does afterwards (or `item` again): the last tile
-// prefetches its first one.
+// Computes one item; `blocks` stands at its first one.
 template <class E>
 inline void run_item(const AttentionCall& call, const WorkList& work, const Item& item,
-                     const Item& next, const Partials& partials) {
+                     BlockList& blocks, const Partials& partials) {
   thread_local Arena arena;
   constexpr float kLog2E = 1.44269504088896f;
   const int64_t group = group_size(call);
@@ -67,7 +66,6 @@ inline void run_item(const AttentionCall& call, const WorkList& work, const Item
   const int64_t out_len = num_vectors(call.head_dim) * kLanes;
   Scratch<E> scratch(arena, num_rows, call.head_dim, out_len);
   const Context<E> context(call, item);
-  const Context<E> next_context(call, next);
   pack_queries(call, work, item, scratch.q);
   std::fill_n(scratch.out, num_rows * out_len, 0.0f);
   std::fill_n(scratch.states, num_rows, RowState{});
@@ -76,18 +74,18 @@ inline void run_item(const AttentionCall& call, const WorkList& work, const Item
 
   for (int64_t begin = item.begin; begin < item.end; begin += kTile) {
     const int64_t end = std::min(begin + kTile, item.end);
-    const TileBlocks k = context.k_tile(begin, end, scratch.k_copy);
-    const TileBlocks v = context.v_tile(begin, end, scratch.v_copy);
-    const TileBlocks next_k = end < item.end ? context.k_ahead(end, item.end, v)
-                                             : next_context.k_ahead(next.begin, next.end, v);
-    score_tile<E>(q, num_rows, depth, k, v, scratch.scores);
+    const int num_blocks = static_cast<int>((end - begin + kBlock - 1) / kBlock);
+    context.make_k_whole(begin, end, blocks.upcoming(), scratch.k_copy);
+    score_tile<E>(q, num_rows, depth, blocks.next(num_blocks), scratch.scores);
     for (int r = 0; r < num_rows; ++r) {
       const int64_t limit = std::min(item.first_limit + r / group * item.limit_step, end);
       softmax_row<E>(scratch.scores + r * kTile, static_cast<int>(limit - begin),
-                     k.num_blocks * kBlock, call.scale * kLog2E, scratch.states[r],
+                     num_blocks * kBlock, call.scale * kLog2E, scratch.states[r],
                      scratch.probs + r * kTile, scratch.out + r * out_len, out_len);
     }
-    accumulate_tile<E>(probs, num_rows, v, next_k, call.head_dim, scratch.out, out_len);
+    context.make_v_whole(begin, end, blocks.upcoming(), scratch.v_copy);
+    accumulate_tile<E>(probs, num_rows, blocks.next(num_blocks), call.head_dim, scratch.out,
+                       out_len);
   }
 
   for (int r = 0; r < num_rows; ++r) {
@@ -157,12 +155,14 @@ void paged_attention(const AttentionCall& call) {
   const int64_t turn = std::clamp<int64_t>(num_items / (call.num_threads * 16), 1, kMaxTurn);
 #pragma omp parallel num_threads(static_cast<int>(call.num_threads))
   {
+    thread_local BlockList blocks;
     std::vector<Part> parts;
 #pragma omp for schedule(dynamic, 1)
     for (int64_t first = 0; first < num_items; first += turn) {
+      const Item* items = work.items.data();
       const int64_t last = std::min(first + turn, num_items) - 1;
-      for (int64_t i = first; i <= last; ++i)
-        run_item<E>(call, work, work.items[i], work.items[std::min(i + 1, last)], partials);
+      blocks.begin<E>(call, items + first, items + last);
+      for (int64_t i = first; i <= last; ++i) run_item<E>(call, work, items[i], blocks, partials);
     }
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < num_merges; ++i)

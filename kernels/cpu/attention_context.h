@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <vector>
 
 #include "attention_tile.h"
 #include "attention_work.h"
@@ -82,29 +83,28 @@ class Context {
         pages_(call.page_table + item.seq * call.max_pages),
         kv_head_(item.kv_head) {}
 
-  // Blocks of K of tokens [begin, end): the pages themselves where they hold whole blocks, else
-  // copies. What lies behind `end` may be anything: it only spoils scores that are masked.
-  TileBlocks k_tile(int64_t begin, int64_t end, E* copies) const {
-    return blocks(begin, end, [&](int64_t token, int count, int64_t at) {
-      return pages_hold_blocks() ? k_at(token) : copy_k(token, count, copies + at);
-    });
+  // Appends where the blocks of K of tokens [begin, end) lie, and then those of V.
+  void append_blocks(int64_t begin, int64_t end, std::vector<const uint32_t*>& to) const {
+    for (int64_t token = begin; token < end; token += kBlock) to.push_back(words(k_at(token)));
+    for (int64_t token = begin; token < end; token += kBlock) to.push_back(words(v_at(token)));
+  }
+
+  // Blocks of K can be read in the pages themselves where these hold whole blocks; elsewhere this
+  // puts copies in their place. What lies behind `end` may be anything: it only spoils scores that
+  // are masked.
+  void make_k_whole(int64_t begin, int64_t end, const uint32_t** blocks, E* copies) const {
+    if (pages_hold_blocks()) return;
+    for (int64_t token = begin; token < end; token += kBlock)
+      *blocks++ = words(copy_k(token, count_of(token, end), block_at(copies, token - begin)));
   }
 
   // The same of V, but here a last block that is not full is always a copy with zeros behind
   // `end`: in the page there may be NaN, which a probability of 0 would not silence.
-  TileBlocks v_tile(int64_t begin, int64_t end, E* copies) const {
-    return blocks(begin, end, [&](int64_t token, int count, int64_t at) {
-      return pages_hold_blocks() && count == kBlock ? v_at(token)
-                                                    : copy_v(token, count, copies + at);
-    });
-  }
-
-  // Where K of a tile will be read from, for prefetching; pointers behind `end` are not new.
-  TileBlocks k_ahead(int64_t begin, int64_t end, const TileBlocks& otherwise) const {
-    TileBlocks ahead = otherwise;
-    for (int b = 0; b < kTileBlocks && begin + b * kBlock < end; ++b)
-      ahead.at[b] = words(k_at(begin + b * kBlock));
-    return ahead;
+  void make_v_whole(int64_t begin, int64_t end, const uint32_t** blocks, E* copies) const {
+    const int64_t whole = pages_hold_blocks() ? (end - begin) / kBlock : 0;
+    for (int64_t token = begin + whole * kBlock; token < end; token += kBlock)
+      blocks[(token - begin) / kBlock] =
+          words(copy_v(token, count_of(token, end), block_at(copies, token - begin)));
   }
 
  private:
@@ -112,19 +112,10 @@ class Context {
 
   bool pages_hold_blocks() const { return layout_.block_width == kBlock; }
 
-  // Collects find(first token, number of tokens, element in a tile) of each block.
-  template <class F>
-  TileBlocks blocks(int64_t begin, int64_t end, F&& find) const {
-    TileBlocks tile;
-    tile.num_blocks = static_cast<int>((end - begin + kBlock - 1) / kBlock);
-    for (int b = 0; b < kTileBlocks; ++b) {
-      const int64_t token = begin + std::min(b, tile.num_blocks - 1) * kBlock;
-      const int count = static_cast<int>(std::min<int64_t>(kBlock, end - token));
-      tile.at[b] = b < tile.num_blocks ? words(find(token, count, b * kBlock * layout_.head_dim))
-                                       : tile.at[tile.num_blocks - 1];
-    }
-    return tile;
+  static int count_of(int64_t token, int64_t end) {
+    return static_cast<int>(std::min<int64_t>(kBlock, end - token));
   }
+  E* block_at(E* copies, int64_t token) const { return copies + token * layout_.head_dim; }
 
   int64_t head_start(int64_t token) const {
     return layout_.head_start(pages_[token / layout_.page_size], kv_head_);
@@ -166,6 +157,47 @@ class Context {
   const E* v_cache_;
   const int32_t* pages_;
   int64_t kv_head_;
+};
+
+// ---- what is read when ---------------------------------------------------------------------
+
+// Pages lie anywhere, so the hardware cannot foresee them, and with few rows the time is all
+// memory. This lists the blocks of K and V of some items in the order in which they are read, so
+// that each line that is read can ask for the one that lies kLead blocks behind it, also across
+// the ends of tiles and items.
+class BlockList {
+ public:
+  // Starts over with the items [first, last], and asks for the first blocks at once.
+  template <class E>
+  void begin(const AttentionCall& call, const Item* first, const Item* last) {
+    const int64_t block_words = kBlock * call.head_dim / kPerWord<E>;
+    blocks_.clear();
+    for (const Item* item = first; item <= last; ++item) {
+      const Context<E> context(call, *item);
+      for (int64_t at = item->begin; at < item->end; at += kTile)
+        context.append_blocks(at, std::min(at + kTile, item->end), blocks_);
+    }
+    at_ = 0;
+    if (blocks_.empty()) return;
+    for (int b = 0; b < kLead; ++b) blocks_.push_back(blocks_.back());
+    for (int b = 0; b < kLead; ++b)
+      for (int64_t word = 0; word < block_words; word += kLineWords) prefetch(blocks_[b] + word);
+  }
+
+  // The next num_blocks blocks, which are now read.
+  TileBlocks next(int num_blocks) {
+    const uint32_t** at = blocks_.data() + at_;
+    at_ += num_blocks;
+    return {at, at + kLead, num_blocks};
+  }
+
+  // The same blocks, to put copies in their place.
+  const uint32_t** upcoming() { return blocks_.data() + at_; }
+
+ private:
+  static constexpr int kLead = 8;  // 16 KB of heads of 64 bfloat16 elements
+  std::vector<const uint32_t*> blocks_;
+  size_t at_ = 0;
 };
 
 }  // namespace blendrun

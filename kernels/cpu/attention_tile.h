@@ -3,10 +3,7 @@
 // A "row" is one query head of one query token. All rows here share a KV head, so each vector of K
 // and V that is loaded serves several rows. Nothing here knows of pages: K and V come as pointers
 // to blocks of 16 tokens in the layout of kv_cache.h (B = 16, R tokens per word of V).
-//
-// Pages lie anywhere, so the hardware cannot foresee them; with few rows the time is all memory.
-// Hence each line of K that is read asks for the same line of V (needed after the softmax), and
-// each line of V for the same line of K of the tile that comes next: `ahead`.
+// With each line that is read goes a wish for the same line of a block that is read later: `ahead`.
 #pragma once
 
 #include <cstdint>
@@ -24,11 +21,15 @@ constexpr int kMicroVecs = 4;
 constexpr int kVecsPerBlock = kBlock / kLanes;
 constexpr int kMicroBlocks = kVecsPerBlock >= kMicroVecs ? 1 : kMicroVecs / kVecsPerBlock;
 
-// Pointers to the blocks of K or of V of one tile. K and V blocks have the same size.
+// The blocks of K or of V of one tile, and what to ask for while each of them is read. All blocks
+// have the same size.
 struct TileBlocks {
-  const uint32_t* at[kTileBlocks];
+  const uint32_t* const* at;
+  const uint32_t* const* ahead;
   int num_blocks;
 };
+
+constexpr int kLineWords = 16;  // of a cache line
 
 // Into the L2 cache: it can wait for more lines at a time than L1 (twice the bandwidth on Zen 4).
 inline void prefetch(const uint32_t* line) { __builtin_prefetch(line, 0, 2); }
@@ -89,14 +90,14 @@ inline void score_blocks(const uint32_t* q, int64_t depth, const uint32_t* const
 // Scores of all rows against all blocks of a tile; scores is [num_rows][kTile].
 template <class E>
 inline void score_tile(const uint32_t* q, int num_rows, int64_t depth, const TileBlocks& k,
-                       const TileBlocks& ahead, float* scores) {
+                       float* scores) {
   const int num_blocks = k.num_blocks;
   const auto run = [&](auto blocks, int first_block) {
     for_row_groups(num_rows, [&](int first, int count) {
       with_constant<kMicroRows>(count, [&](auto rows) {
         score_blocks<E, rows.value, blocks.value>(
             q + first * depth, depth, k.at + first_block,
-            first == 0 ? ahead.at + first_block : nullptr,
+            first == 0 ? k.ahead + first_block : nullptr,
             scores + first * kTile + first_block * kBlock);
       });
     });
@@ -203,21 +204,20 @@ inline void accumulate_blocks(const uint32_t* probs, const uint32_t* const* v_bl
 
 // P*V of all rows over a tile; out is [num_rows][out_len] with out_len = num_vectors * kLanes.
 template <class E>
-inline void accumulate_tile(const uint32_t* probs, int num_rows, const TileBlocks& v_tile,
-                            const TileBlocks& ahead, int64_t head_dim, float* out,
-                            int64_t out_len) {
+inline void accumulate_tile(const uint32_t* probs, int num_rows, const TileBlocks& v,
+                            int64_t head_dim, float* out, int64_t out_len) {
   const int64_t total = num_vectors(head_dim);
   for_row_groups(num_rows, [&](int first, int count) {
     const uint32_t* p = probs + first * (kTile / kPerWord<E>);
-    for (int64_t v = 0; v < total; v += kMicroVecs) {
-      const int num_vecs = static_cast<int>(total - v < kMicroVecs ? total - v : kMicroVecs);
+    for (int64_t at = 0; at < total; at += kMicroVecs) {
+      const int num_vecs = static_cast<int>(total - at < kMicroVecs ? total - at : kMicroVecs);
       int64_t dims[kMicroVecs] = {};
-      for (int j = 0; j < num_vecs; ++j) dims[j] = vector_dim(v + j, head_dim);
+      for (int j = 0; j < num_vecs; ++j) dims[j] = vector_dim(at + j, head_dim);
       with_constant<kMicroRows>(count, [&](auto rows) {
         with_constant<kMicroVecs>(num_vecs, [&](auto vecs) {
           accumulate_blocks<E, rows.value, vecs.value>(
-              p, v_tile.at, first == 0 ? ahead.at : nullptr, v_tile.num_blocks, head_dim, dims,
-              out + first * out_len + v * kLanes, out_len);
+              p, v.at, first == 0 ? v.ahead : nullptr, v.num_blocks, head_dim, dims,
+              out + first * out_len + at * kLanes, out_len);
         });
       });
     }
