@@ -142,10 +142,17 @@ inline void merge_row(const AttentionCall& call, const WorkList& work, const Mer
   }
 }
 
+// The work of one step, the same for every layer.
+struct AttentionPlan {
+  AttentionCall call;
+  WorkList work;
+};
+
 template <class E>
-void paged_attention(const AttentionCall& call) {
+void run_attention(const AttentionPlan& plan) {
   thread_local Arena arena;
-  const WorkList work = cut_work(call);
+  const AttentionCall& call = plan.call;
+  const WorkList& work = plan.work;
   arena.reset(Arena::padded<float>(work.num_partials * call.head_dim) +
               Arena::padded<RowState>(work.num_partials));
   const Partials partials{arena.take<float>(work.num_partials * call.head_dim),
@@ -188,11 +195,27 @@ int blendrun_has_threads() {
 #endif
 }
 
-void blendrun_paged_attention_bf16(const blendrun::AttentionCall* call) {
-  blendrun::paged_attention<blendrun::Bf16>(*call);
+// Keeps the pointers of the call, and cuts its work; it needs no q, out or caches yet.
+blendrun::AttentionPlan* blendrun_plan_attention(const blendrun::AttentionCall* call) {
+  return new blendrun::AttentionPlan{*call, blendrun::cut_work(*call)};
 }
-void blendrun_paged_attention_f32(const blendrun::AttentionCall* call) {
-  blendrun::paged_attention<float>(*call);
+void blendrun_free_attention_plan(blendrun::AttentionPlan* plan) { delete plan; }
+
+// Runs a plan for one layer; strides in elements.
+void blendrun_run_attention(blendrun::AttentionPlan* plan, const void* q, void* out,
+                            const void* k_cache, const void* v_cache, int64_t q_row_stride,
+                            int64_t q_head_stride) {
+  blendrun::AttentionCall& call = plan->call;
+  call.q = q;
+  call.out = out;
+  call.k_cache = k_cache;
+  call.v_cache = v_cache;
+  call.q_row_stride = q_row_stride;
+  call.q_head_stride = q_head_stride;
+  if (call.is_bf16)
+    blendrun::run_attention<blendrun::Bf16>(*plan);
+  else
+    blendrun::run_attention<float>(*plan);
 }
 void blendrun_write_rows_bf16(const blendrun::RowsCall* call) {
   blendrun::write_rows<blendrun::Bf16>(*call);

@@ -1,11 +1,13 @@
 """Paged attention on the CPU: the C++ kernel where it compiles, plain torch where it does not.
 
-`attention.cpp` computes, `attention_binding.py` calls it, `attention_reference.py` says the same
-in torch, `kv_cache.py` has the layout. Knows nothing of requests, prefix caches or who owns a page.
+A step is planned once and run for each layer. `attention.cpp` computes, `attention_binding.py`
+calls it, `attention_reference.py` says the same in torch, `kv_cache.py` has the layout. Knows
+nothing of requests, prefix caches or who owns a page.
 """
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -147,6 +149,54 @@ class CpuAttention:
                 *map(ctypes.c_int64, (src.numel(), torch.get_num_threads())),
             )
 
+    def plan(
+        self,
+        k_cache: Tensor,
+        num_heads: int,
+        q_indptr: Tensor,
+        context_len: Tensor,
+        page_table: Tensor,
+        scale: float,
+        shared: SharedPrefixes | None = None,
+        *,
+        may_split: bool = True,
+    ) -> "AttentionPlan":
+        """Causal attention of each sequence's last tokens over its pages, the same for all layers.
+
+        Args:
+            k_cache: any layer of `alloc_kv_cache`, for its shape and dtype.
+            num_heads: Hq, of q.
+            q_indptr: int32 [S + 1], from 0 to T: sequence s has these rows of q, the last ones of
+                its context: row i of n sees the first context_len[s] - n + i + 1 tokens.
+            context_len: int32 [S], tokens, the query rows included.
+            page_table: int32 [S, max_pages], page of each page_size tokens of the context;
+                entries behind the context are not read.
+            scale: multiplies q . k before the natural exponential; positive.
+            shared: `find_shared_prefixes` of these very sequences and pages. Says how to read,
+                not what to compute: K and V of a shared prefix once for all its sharers.
+            may_split: long contexts of few rows may be cut in parts, for more threads. Without,
+                the kernel gives a row the same bits whatever other rows of its sequence are there.
+
+        Raises:
+            ValueError: shapes or dtypes do not fit.
+        """
+        checks.check_step(k_cache, num_heads, q_indptr, context_len, page_table, scale)
+        if shared is not None and len(shared.order) != context_len.numel():
+            raise ValueError("the shared prefixes are those of other sequences")
+        indptr, lens, pages = (
+            t.to(torch.int32).contiguous() for t in (q_indptr, context_len, page_table)
+        )
+        planned = None
+        if self._library is not None and self._computes(k_cache):
+            planned = binding.CppPlan(
+                self._library, k_cache, num_heads, indptr, lens, pages, shared, scale, may_split
+            )
+        num_tokens = int(q_indptr[-1]) if len(q_indptr) else 0
+        q_shape = torch.Size((num_tokens, num_heads, KvShape.of(k_cache).head_dim))
+        return AttentionPlan(
+            planned, q_shape, k_cache.shape, k_cache.dtype, indptr, lens, pages, scale
+        )
+
     def paged_attention(
         self,
         q: Tensor,
@@ -161,59 +211,74 @@ class CpuAttention:
         *,
         may_split: bool = True,
     ) -> Tensor:
-        """Causal attention of each sequence's last tokens over its pages.
+        """`plan` and `AttentionPlan.run` of one layer."""
+        step = self.plan(
+            k_cache,
+            q.shape[1],
+            q_indptr,
+            context_len,
+            page_table,
+            scale,
+            shared,
+            may_split=may_split,
+        )
+        return step.run(q, k_cache, v_cache, out)
+
+    def _computes(self, cache: Tensor) -> bool:
+        """Whether the compiled kernel takes this cache; else plain torch."""
+        wide = KvShape.of(cache).head_dim >= _MIN_HEAD_DIM
+        return wide and cache.dtype in SUFFIX and cache.device.type == "cpu"
+
+    def _function(self, name: str, cache: Tensor) -> "Callable[[ctypes.Structure], None] | None":
+        """The compiled function for this cache, or None: plain torch."""
+        if self._library is None or not self._computes(cache):
+            return None
+        function = getattr(self._library, f"blendrun_{name}_{SUFFIX[cache.dtype]}")
+        return lambda call: function(ctypes.byref(call))
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class AttentionPlan:
+    """The attention of one step, to be run for each layer."""
+
+    _planned: binding.CppPlan | None  # None: plain torch
+    _q_shape: torch.Size  # [T, Hq, D]
+    _cache_shape: torch.Size
+    _dtype: torch.dtype
+    _q_indptr: Tensor
+    _context_len: Tensor
+    _page_table: Tensor
+    _scale: float
+
+    def run(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor | None = None) -> Tensor:
+        """Attention of one layer.
 
         Args:
-            q: [T, Hq, D] in the cache's dtype; any strides but the last, which is 1. Sequence s
-                has rows q_indptr[s]:q_indptr[s + 1], the last ones of its context: row i of n
-                sees the first context_len[s] - n + i + 1 tokens.
+            q: [T, Hq, D] in the cache's dtype; any strides but the last, which is 1.
             k_cache, v_cache: one layer; K and V of every token in a context are written.
-            q_indptr: int32 [S + 1], from 0 to T.
-            context_len: int32 [S], tokens, the query rows included.
-            page_table: int32 [S, max_pages], page of each page_size tokens of the context;
-                entries behind the context are not read.
-            scale: multiplies q . k before the natural exponential; positive.
             out: [T, Hq, D] to write into, contiguous; a new tensor if None.
-            shared: `find_shared_prefixes` of these very sequences and pages. Says how to read,
-                not what to compute: K and V of a shared prefix once for all its sharers.
-            may_split: long contexts of few rows may be cut in parts, for more threads. Without,
-                the kernel gives a row the same bits whatever other rows of its sequence are there.
 
         Returns:
             [T, Hq, D], `out` if it was given. To the last bit, a sequence's values depend on its
-            own row of the arguments alone, not on threads, and with `shared` on where its
-            prefixes are cut.
+            own row of the arguments alone, not on threads, and with shared prefixes on where
+            those are cut.
 
         Raises:
             ValueError: shapes or dtypes do not fit.
         """
         result = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-        checks.check_attention(q, k_cache, q_indptr, context_len, page_table, scale, result)
-        if shared is not None and len(shared.order) != context_len.numel():
-            raise ValueError("the shared prefixes are those of other sequences")
-        function = self._function("paged_attention", k_cache)
-        if function is None:
-            return reference.paged_attention(
-                q, k_cache, v_cache, q_indptr, context_len, page_table, scale, result, shared
-            )
-        indptr, lens, pages = (
-            t.to(torch.int32).contiguous() for t in (q_indptr, context_len, page_table)
-        )
-        function(
-            binding.attention_call(
-                q, result, k_cache, v_cache, indptr, lens, pages, shared, scale, may_split
-            )
-        )
-        return result
-
-    def _function(self, name: str, cache: Tensor) -> "Callable[[ctypes.Structure], None] | None":
-        """The compiled function for this cache, or None: plain torch."""
-        suffix = SUFFIX.get(cache.dtype)
-        small = KvShape.of(cache).head_dim < _MIN_HEAD_DIM
-        if self._library is None or suffix is None or small or cache.device.type != "cpu":
-            return None
-        function = getattr(self._library, f"blendrun_{name}_{suffix}")
-        return lambda call: function(ctypes.byref(call))
+        if q.shape != self._q_shape or q.dtype != self._dtype or q.stride(-1) != 1:
+            wanted = f"{self._dtype} {list(self._q_shape)}"
+            raise ValueError(f"q must be {wanted} with a contiguous last dim")
+        if k_cache.shape != self._cache_shape or k_cache.dtype != self._dtype:
+            raise ValueError("the cache is not like the one of the plan")
+        if out is not None:
+            checks.check_out(q, out)
+        if self._planned is not None:
+            self._planned.run(q, k_cache, v_cache, result)
+            return result
+        index = (self._q_indptr, self._context_len, self._page_table)
+        return reference.paged_attention(q, k_cache, v_cache, *index, self._scale, result)
 
 
 def backend_reason() -> str:

@@ -4,6 +4,7 @@ Checks nothing: a wrong shape here is a crash. `attention.py` checks first.
 """
 
 import ctypes
+import weakref
 
 import torch
 from torch import Tensor
@@ -13,20 +14,22 @@ from blendrun.kernels.cpu.kv_cache import KvShape
 from blendrun.kernels.cpu.library import library
 from blendrun.kernels.cpu.shared_prefixes import SharedPrefixes
 
+_INDEX = ("q_indptr", "context_len", "page_table")
+_COLUMNS = ("order", "group", "first", "last", "begin", "end", "parent")
+
 
 class AttentionCall(ctypes.Structure):
     """`AttentionCall` in attention.cpp, field by field."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("q", "out", "k_cache", "v_cache")),
-        *((name, ctypes.c_void_p) for name in ("q_indptr", "context_len", "page_table")),
-        *((name, ctypes.c_void_p) for name in ("order", "group", "first", "last")),
-        *((name, ctypes.c_void_p) for name in ("begin", "end", "parent")),
+        *((name, ctypes.c_int64) for name in ("q_row_stride", "q_head_stride")),
+        *((name, ctypes.c_void_p) for name in (*_INDEX, *_COLUMNS)),
         ("num_groups", ctypes.c_int64),
         *((name, ctypes.c_int64) for name in ("num_seqs", "max_pages")),
-        *((name, ctypes.c_int64) for name in ("q_row_stride", "q_head_stride")),
         *((name, ctypes.c_int64) for name in ("num_q_heads", "num_kv_heads", "head_dim")),
-        *((name, ctypes.c_int64) for name in ("page_size", "num_threads", "may_split")),
+        *((name, ctypes.c_int64) for name in ("page_size", "num_threads")),
+        *((name, ctypes.c_int64) for name in ("is_bf16", "may_split")),
         ("scale", ctypes.c_float),
     )
 
@@ -56,36 +59,51 @@ def attention_library() -> build.Built:
     return build.Built(built.library, f"{built.reason} for {describe().decode()}{threads}")
 
 
-def attention_call(
-    q: Tensor,
-    out: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    q_indptr: Tensor,
-    context_len: Tensor,
-    page_table: Tensor,
-    shared: SharedPrefixes | None,
-    scale: float,
-    may_split: bool,
-) -> AttentionCall:
-    """Tensors of `paged_attention` as C++ takes them; the caller keeps them alive."""
-    shape = KvShape.of(k_cache)
-    tensors = (q, out, k_cache, v_cache, q_indptr, context_len, page_table)
-    columns = (None,) * 7 if shared is None else tuple(c.ctypes.data for c in shared.columns())
-    return AttentionCall(
-        *(t.data_ptr() for t in tensors),
-        *columns,
-        0 if shared is None else shared.num_groups,
-        *page_table.shape,
-        *q.stride()[:2],
-        q.shape[1],
-        shape.num_kv_heads,
-        shape.head_dim,
-        shape.page_size,
-        torch.get_num_threads(),
-        may_split,
-        scale,
-    )
+class CppPlan:
+    """A planned `AttentionCall`: one step, any layer. Checks nothing."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        k_cache: Tensor,
+        num_heads: int,
+        q_indptr: Tensor,
+        context_len: Tensor,
+        page_table: Tensor,
+        shared: SharedPrefixes | None,
+        scale: float,
+        may_split: bool,
+    ) -> None:
+        shape = KvShape.of(k_cache)
+        columns = () if shared is None else shared.columns()
+        self._kept = (q_indptr, context_len, page_table)  # C++ has their pointers …
+        self._columns = columns  # … and those of these
+        call = AttentionCall(
+            **{name: kept.data_ptr() for name, kept in zip(_INDEX, self._kept, strict=False)},
+            **{name: kept.ctypes.data for name, kept in zip(_COLUMNS, columns, strict=False)},
+            num_groups=0 if shared is None else shared.num_groups,
+            num_seqs=page_table.shape[0],
+            max_pages=page_table.shape[1],
+            num_q_heads=num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            page_size=shape.page_size,
+            num_threads=torch.get_num_threads(),
+            is_bf16=k_cache.dtype == torch.bfloat16,
+            may_split=may_split,
+            scale=scale,
+        )
+        make, free = library.blendrun_plan_attention, library.blendrun_free_attention_plan
+        make.restype, free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+        self._plan = ctypes.c_void_p(make(ctypes.byref(call)))
+        self._run = library.blendrun_run_attention
+        self._run.argtypes = [*(ctypes.c_void_p,) * 5, *(ctypes.c_int64,) * 2]
+        weakref.finalize(self, free, self._plan)
+
+    def run(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
+        """Fills `out` with the attention of `q`, both [T, Hq, D]."""
+        tensors = (q, out, k_cache, v_cache)
+        self._run(self._plan, *(t.data_ptr() for t in tensors), q.stride(0), q.stride(1))
 
 
 def rows_call(

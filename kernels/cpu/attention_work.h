@@ -18,10 +18,12 @@ namespace blendrun {
 
 // Mirrored field by field by `AttentionCall` in attention_binding.py.
 struct AttentionCall {
-  const void* q;               // [T, Hq, D] E, last dim contiguous
+  const void* q;               // [T, Hq, D] E, last dim contiguous; from here …
   void* out;                   // [T, Hq, D] E, contiguous
   const void* k_cache;         // one layer, layout in kv_cache.h
   const void* v_cache;         // one layer
+  int64_t q_row_stride;        // elements from one token of q to the next
+  int64_t q_head_stride;       // elements to the next head; to here each layer's own
   const int32_t* q_indptr;     // [S + 1] first query row of each sequence
   const int32_t* context_len;  // [S] tokens, the query rows included
   const int32_t* page_table;   // [S, max_pages] page of each page_size tokens of the context
@@ -36,13 +38,12 @@ struct AttentionCall {
   int64_t num_groups;          // G; if 0 none of these is read
   int64_t num_seqs;            // S
   int64_t max_pages;           // row length of page_table
-  int64_t q_row_stride;        // elements from one token of q to the next
-  int64_t q_head_stride;       // elements from one head of q to the next
   int64_t num_q_heads;         // Hq, a multiple of num_kv_heads
   int64_t num_kv_heads;        // Hkv
   int64_t head_dim;            // D, a multiple of 8, >= 16
   int64_t page_size;           // tokens
   int64_t num_threads;
+  int64_t is_bf16;             // else float32
   int64_t may_split;           // 0: no context is cut, so that a row is the same in any chunk
   float scale;                 // multiplies q . k before the (natural) exponential, > 0
 };

@@ -16,10 +16,10 @@ from blendrun.engine.logprobs import StepLogprobs, joined, logprobs
 from blendrun.engine.prefix_cache import PrefixCache
 from blendrun.engine.prompt_scores import PromptScores, Wanted
 from blendrun.engine.requests import EngineRequests
-from blendrun.kernels.cpu.attention import CpuAttention
+from blendrun.kernels.cpu.attention import AttentionPlan, CpuAttention
 from blendrun.kernels.cpu.rotary import rotate_and_write
 from blendrun.kernels.cpu.rotation import Rotation
-from blendrun.kernels.cpu.shared_prefixes import SharedPrefixes, find_shared_prefixes
+from blendrun.kernels.cpu.shared_prefixes import find_shared_prefixes
 from blendrun.schedule.batch import Batch
 from blendrun.tree.prefix_tree import Int32
 
@@ -135,8 +135,8 @@ class TorchBackend:
         indptr = np.concatenate([[0], np.cumsum(batch.num_tokens)]).astype(np.int32)
         page_table = self._cache.page_table[batch.slot, :num_pages]
         shared = None
+        config = self._decoder.config
         if self._share_reads:
-            config = self._decoder.config
             shared = find_shared_prefixes(
                 np.argsort(self._place[batch.request]).astype(np.int32),
                 page_table,
@@ -145,15 +145,18 @@ class TorchBackend:
                 self._cache.page_size,
                 config.num_heads // config.num_kv_heads,
             )
-        return _Attend(
-            self,
-            torch.from_numpy(writes.token_idx),
-            torch.from_numpy(writes.slot),
+        plan = self._attention.plan(
+            self._k_cache[0],
+            config.num_heads,
             torch.from_numpy(indptr),
             torch.from_numpy(context_len.astype(np.int32)),
             torch.from_numpy(page_table),
+            config.head_dim**-0.5,
             shared,
+            may_split=self._may_split,
         )
+        token_idx, slots = torch.from_numpy(writes.token_idx), torch.from_numpy(writes.slot)
+        return _Attend(self, token_idx, slots, plan)
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, step: "_Attend"
@@ -162,17 +165,7 @@ class TorchBackend:
         begin = time.perf_counter()
         k_cache, v_cache = self._k_cache[layer], self._v_cache[layer]
         rotate_and_write(q, k, v, rotation, k_cache, v_cache, step.token_idx, step.slots)
-        out = self._attention.paged_attention(
-            q,
-            k_cache,
-            v_cache,
-            step.q_indptr,
-            step.context_len,
-            step.page_table,
-            self._decoder.config.head_dim**-0.5,
-            shared=step.shared,
-            may_split=self._may_split,
-        )
+        out = step.plan.run(q, k_cache, v_cache)
         self._attention_s += time.perf_counter() - begin
         return out
 
@@ -191,15 +184,12 @@ class TorchBackend:
 
 @dataclass(frozen=True, slots=True)
 class _Attend:
-    """A step's indices, made once and used by every layer."""
+    """A step's attention, planned once and run by every layer."""
 
     backend: TorchBackend
     token_idx: Tensor  # int32 [W]
     slots: Tensor  # int64 [W]
-    q_indptr: Tensor  # int32 [S + 1]
-    context_len: Tensor  # int32 [S]
-    page_table: Tensor  # int32 [S, max_pages]
-    shared: SharedPrefixes | None
+    plan: AttentionPlan
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
         return self.backend.attend(layer, q, k, v, rotation, self)
