@@ -85,8 +85,17 @@ class Context {
 
   // Appends where the blocks of K of tokens [begin, end) lie, and then those of V.
   void append_blocks(int64_t begin, int64_t end, std::vector<const uint32_t*>& to) const {
-    for (int64_t token = begin; token < end; token += kBlock) to.push_back(words(k_at(token)));
-    for (int64_t token = begin; token < end; token += kBlock) to.push_back(words(v_at(token)));
+    const int64_t first = static_cast<int64_t>(to.size());
+    const int64_t count = (end - begin + kBlock - 1) / kBlock;
+    to.resize(first + 2 * count);
+    int64_t page = begin / layout_.page_size, offset = begin % layout_.page_size;
+    for (int64_t i = first; i < first + count; ++i) {
+      // whole blocks of K and of V begin at the same element
+      const int64_t at = layout_.head_start(pages_[page], kv_head_) + offset * layout_.head_dim;
+      to[i] = words(k_cache_ + at);
+      to[i + count] = words(v_cache_ + at);
+      for (offset += kBlock; offset >= layout_.page_size; offset -= layout_.page_size) ++page;
+    }
   }
 
   // Blocks of K can be read in the pages themselves where these hold whole blocks; elsewhere this
@@ -108,6 +117,8 @@ class Context {
   }
 
  private:
+  static constexpr uint32_t kFirstOfTwo = 0xffffu;
+
   static const uint32_t* words(const E* from) { return reinterpret_cast<const uint32_t*>(from); }
 
   bool pages_hold_blocks() const { return layout_.block_width == kBlock; }
@@ -143,6 +154,15 @@ class Context {
   const E* copy_v(int64_t token, int count, E* to) const {
     constexpr int R = kPerWord<E>;
     const int64_t dims = layout_.head_dim;
+    if (pages_hold_blocks()) {
+      const int64_t filled = (count + R - 1) / R * dims;  // words
+      auto* block = reinterpret_cast<uint32_t*>(to);
+      std::memcpy(block, v_at(token), filled * sizeof(uint32_t));
+      std::memset(block + filled, 0, kBlock * dims * sizeof(E) - filled * sizeof(uint32_t));
+      if (count % R != 0)  // the last words hold one token more
+        for (int64_t word = filled - dims; word < filled; ++word) block[word] &= kFirstOfTwo;
+      return to;
+    }
     std::memset(to, 0, kBlock * dims * sizeof(E));
     for (int i = 0; i < count; ++i) {
       const E* from = v_at(token + i);
