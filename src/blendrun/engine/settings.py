@@ -16,7 +16,7 @@ class ExecuteSettings:
     dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of weights and KV
     kv_memory: int | None = None  # bytes; None: what the job needs, at most 60 % of free memory
     page_size: int = 16  # tokens
-    chunk_size: int = 512  # prefill tokens in a step at most
+    chunk_size: int = 1024  # prefill tokens in a step at most
     max_seqs: int = 512  # requests running at once at most
     prefix_cache: bool = True
     shared_prefix_attention: bool = True  # of what the prefix cache shares
