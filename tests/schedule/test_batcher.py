@@ -25,6 +25,20 @@ def check(run: TinyRun, batch: Batch, generated: list[int]) -> None:
     assert (batch.start + batch.num_tokens <= known).all()
     assert (batch.needs_logits == (batch.start + batch.num_tokens == known)).all()
     assert (known[:n] == batch.start[:n] + 1).all()
+    if run.share:
+        assert run.spared_tokens == spared_tokens(run, batch)
+
+
+def spared_tokens(run: TinyRun, batch: Batch) -> int:
+    """Tokens on the decodes' paths, above their leaves, that the path of another has, too."""
+    tree, seen, spared = run.tree, set(), 0
+    for request in batch.request[: batch.num_decodes]:
+        node = int(tree.parent[tree.leaf_node[request]])
+        while node != 0:
+            spared += int(tree.edge_len[node]) if node in seen else 0
+            seen.add(node)
+            node = int(tree.parent[node])
+    return spared
 
 
 @st.composite
@@ -48,6 +62,7 @@ def runs(draw: st.DrawFn) -> TinyRun:
         learns=learns,
         share=draw(st.booleans()),
         tile=draw(st.sampled_from([1, 4])),
+        spared_s=draw(st.sampled_from([0.0, 4e-6, 1e-5])),
         begun=[draw(st.integers(0, d - 1)) for d in outputs] if draw(st.booleans()) else None,
     )
 
@@ -70,6 +85,7 @@ def test_every_request_gets_its_tokens_within_the_limits(run: TinyRun):
     assert counts["rest_decodes"] == pytest.approx(0, abs=1e-6)
     assert counts["rest_context"] == pytest.approx(0, abs=1e-6)
     assert counts["prefill_s"] < 1e-6
+    assert counts["spared"] == 0
 
 
 def test_steps_decode_first_then_go_on_with_begun_prompts_then_admit():

@@ -198,6 +198,8 @@ def assemble(
         "kv_pages": pages,
         "page_size": settings.page_size,
         "kv_memory": format_bytes(pages * page_bytes),
+        "kv_bytes": pages * page_bytes,
+        "weight_bytes": shape.weight_bytes(dtype.itemsize),
         "chunk_size": settings.chunk_size,
         "max_seqs": settings.max_seqs,
         "prefix_cache": settings.prefix_cache,
