@@ -1,5 +1,7 @@
 """The batcher on its own: every request gets its tokens, within the limits, in every policy."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -25,8 +27,6 @@ def check(run: TinyRun, batch: Batch, generated: list[int]) -> None:
     assert (batch.start + batch.num_tokens <= known).all()
     assert (batch.needs_logits == (batch.start + batch.num_tokens == known)).all()
     assert (known[:n] == batch.start[:n] + 1).all()
-    if run.share:
-        assert run.spared_tokens == spared_tokens(run, batch)
 
 
 def spared_tokens(run: TinyRun, batch: Batch) -> int:
@@ -62,7 +62,6 @@ def runs(draw: st.DrawFn) -> TinyRun:
         learns=learns,
         share=draw(st.booleans()),
         tile=draw(st.sampled_from([1, 4])),
-        spared_s=draw(st.sampled_from([0.0, 4e-6, 1e-5])),
         begun=[draw(st.integers(0, d - 1)) for d in outputs] if draw(st.booleans()) else None,
     )
 
@@ -85,7 +84,19 @@ def test_every_request_gets_its_tokens_within_the_limits(run: TinyRun):
     assert counts["rest_decodes"] == pytest.approx(0, abs=1e-6)
     assert counts["rest_context"] == pytest.approx(0, abs=1e-6)
     assert counts["prefill_s"] < 1e-6
+
+
+@settings(max_examples=100, deadline=None)
+@given(runs(), st.sampled_from([0.0, 4e-6, 1e-5]))
+def test_each_shared_prefix_is_read_by_one_decode_of_a_step(run: TinyRun, spared_s: float):
+    run = replace(run, share=True, spared_s=spared_s, believed=None, learns=False)
+    if len(run.batcher.too_large):
+        return
+    while (batch := run.step()) is not None:
+        assert run.spared_tokens == spared_tokens(run, batch)
+    counts = run.batcher.state.counts
     assert counts["spared"] == 0
+    assert counts["rest_context"] == pytest.approx(0, abs=1e-6)
 
 
 def test_steps_decode_first_then_go_on_with_begun_prompts_then_admit():
