@@ -1,7 +1,7 @@
 """Small batchers, driven without a model: outputs end after a given number of tokens."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numba
@@ -68,6 +68,7 @@ class TinyRun:
     learns: bool = False
     share: bool = True
     tile: int = 1
+    spared_s: float = 0.0  # above 0: a step reads a shared prefix once for all
     begun: Sequence[int] | None = None  # tokens that are there before the run, by request
     generated: list[int] = field(default_factory=list)
     preempted: list[int] = field(default_factory=list)  # times, by request
@@ -88,13 +89,15 @@ class TinyRun:
             self.num_pages, self.page_size, self.chunk_size, self.max_seqs, self.tile
         )
         how = Steering(self.admission, self.budget, self.learns)
-        self.batcher = Batcher(job, limits, PRICES, how, self.share)
+        prices = replace(PRICES, spared_s=self.spared_s)
+        self.batcher = Batcher(job, limits, prices, how, self.share)
 
     def step(self) -> Batch | None:
         before = self.batcher.state.slots["request"].copy()
         batch = self.batcher.next_batch()
         if batch is None:
             return None
+        self.spared_tokens = self.batcher.spared_tokens
         for slot in batch.freed.slots:
             self.preempted[before[slot]] += 1
         finished = np.zeros(len(batch.slot), np.bool_)

@@ -5,15 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from blendrun.engine import measured_rates
+from blendrun.engine import measured_attention, measured_overlap, measured_steps, stopwatch
 from cli_words import Blendrun
 from tiny_jobs import write_rows
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured_rates, "_MEASURE_S", 0.0)
-    monkeypatch.setattr(measured_rates, "_CACHED_TOKENS", 8 * 1024)
+    monkeypatch.setattr(stopwatch, "MEASURE_S", 0.0)
+    monkeypatch.setattr(measured_overlap, "ROUND_S", 0.0)
+    monkeypatch.setattr(measured_attention, "CACHED_TOKENS", 8 * 1024)
+    monkeypatch.setattr(measured_steps, "_MOST_REQUESTS", 6)
 
 
 def test_profile_and_picture_are_written_and_a_plan_uses_them(
@@ -24,6 +26,7 @@ def test_profile_and_picture_are_written_and_a_plan_uses_them(
     made = json.loads(said.out.splitlines()[-1])
     assert made["profile"] == "own.toml"
     assert "GFLOP/s" in said.out
+    assert "overlap" in said.out
     assert (tmp_path / "own.svg").read_text().startswith("<?xml")
     source = write_rows(tmp_path / "job.jsonl", [{"prompt": "the quick brown fox"}])
     for command in (

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from blendrun.config import shipped_config
 from cli_words import Blendrun
 from tiny_jobs import write_rows
 
@@ -50,6 +51,26 @@ def test_all_policies_in_one_table_and_one_line_of_json(plan: Path, blendrun: Bl
         assert 0 < row["practical_frac"] <= 1
         assert row["price"] == pytest.approx(row["seconds"] / 3600 * 2)
     assert "practical optimum" in said.out
+
+
+def test_the_engine_is_said_to_be_what_the_hardware_makes_of_it(plan: Path, blendrun: Blendrun):
+    said = blendrun("simulate", plan)
+    assert "overlapped engine" in said.out
+    assert "which this engine does not do" in said.out
+    own = Path("cpu-like.toml")
+    shipped = shipped_config("hardware", "paper-a100")
+    assert shipped is not None
+    text = shipped.read_text()
+    text = text.replace("overlap_exponent = 4.0", "overlap_exponent = 1.0\noverlap = false")
+    own.write_text(text.replace("[sources]", "shared_reads = true\n[sources]"))
+    said = blendrun("simulate", plan, "--hardware", own)
+    assert said.code == 0, said.err
+    assert "sequential engine" in said.out
+    assert "which this engine does not do" not in said.out
+    found = last_line(said.out)
+    assert (found["overlaps"], found["shared_reads"]) == (False, True)
+    assert found["policies"][0]["budget"] == "fixed"
+    assert found["once_practical_s"] < found["practical_s"]
 
 
 def test_report_reads_a_simulated_run(plan: Path, tmp_path: Path, blendrun: Blendrun):

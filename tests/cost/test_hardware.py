@@ -88,6 +88,7 @@ def test_cpu_profile_grows_with_usable_cores(monkeypatch: pytest.MonkeyPatch):
     assert (six.compute_flops, six.memory_bandwidth) == (930e9, 150e9)
     assert two.memory_bytes == 10**9
     assert two.overlap_exponent == 1
+    assert not two.overlaps
 
 
 def test_auto_takes_the_profile_of_the_gpu_that_the_driver_lists(monkeypatch: pytest.MonkeyPatch):

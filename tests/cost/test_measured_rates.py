@@ -53,3 +53,25 @@ def test_without_measured_rates_products_round_up_to_the_tile():
     plain = CostModel(SHAPE, replace(HardwareProfile.load("h200"), gemm_tile=128))
     assert plain.step_products_s(1) == plain.step_products_s(128)
     assert plain.step_products_s(129) == pytest.approx(2 * plain.step_products_s(128))
+
+
+def test_a_measured_head_has_rates_of_its_own_at_the_first_sizes():
+    cost = CostModel(SHAPE, replace(HARDWARE, head_flops=(2e12, 6e13)))
+    assert cost.step_heads_s([1, 100]) == pytest.approx(
+        2 * SHAPE.head_params * np.array([1, 100]) / (2e12, 6e13)
+    )
+    assert cost.step_heads_s(300) == pytest.approx(3 * cost.step_heads_s(100))
+
+
+def test_shared_reads_spare_what_their_arithmetic_leaves():
+    assert COST.spared_frac == 0
+    once = CostModel(SHAPE, replace(HARDWARE, shared_reads=True))
+    assert once.spared_frac == 1
+    # as many seconds of arithmetic as half of a read
+    flops = 4 * SHAPE.query_width * SHAPE.num_layers / (once.context_s / 2)
+    half = CostModel(SHAPE, replace(HARDWARE, shared_reads=True, shared_attention_flops=flops))
+    assert half.spared_frac == pytest.approx(0.5)
+    slow = CostModel(SHAPE, replace(HARDWARE, shared_reads=True, shared_attention_flops=1e9))
+    assert slow.spared_frac == 0
+    paper = CostModel(SHAPE, replace(HARDWARE, shared_reads=True), flavour="paper")
+    assert paper.spared_frac == 0

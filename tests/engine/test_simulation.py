@@ -1,6 +1,7 @@
 """Virtual time: every token is priced once, and no estimate makes a run livelock."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def random_job(seed: int) -> tuple[SimulatedJob, int]:
     return job, int(worst * rng.uniform(1.05, 6))
 
 
-def machine(kv_tokens: int, **changes: float) -> CostModel:
+def machine(kv_tokens: int, **changes: Any) -> CostModel:
     hardware = replace(MACHINE, kv_memory_bytes=131072.0 * kv_tokens, **changes)
     return CostModel(SHAPE, hardware, 1, "paper")
 
@@ -144,3 +145,30 @@ def test_preempted_requests_decode_every_output_once_in_the_papers_convention():
     outcome = simulate_job(job, machine(2500), options)
     assert outcome.preemptions > 0
     assert outcome.ranks[0].steps[:, log.DECODE].sum() == output.sum()
+
+
+def test_a_shared_prefix_is_read_once_a_step_where_the_machine_does_that():
+    output = np.array([5, 5, 5, 9, 7], np.int32)
+    group = np.array([0, 0, 0, 0, -1])
+    tree = tree_with_groups([100], group, np.array([10, 20, 30, 40, 50]))
+    job = SimulatedJob(tree, output, output, output, np.zeros(5, bool))
+    hardware = replace(MACHINE, shared_reads=True, shared_attention_flops=1e14)
+    options = SimulateOptions("dfs", lengths="exact", chunk_size=4096)
+    cost = CostModel(SHAPE, hardware)
+    own = simulate_job(job, CostModel(SHAPE, MACHINE), options)
+    once = simulate_job(job, cost, options)
+    spared = own.ranks[0].steps[:, log.MEMORY] - once.ranks[0].steps[:, log.MEMORY]
+    # in the first four steps of decodes three others decode beside the one that reads it
+    read_s = 100 * cost.context_s * cost.spared_frac
+    assert spared == pytest.approx([0, *[3 * read_s] * 4, *[0] * 4])
+    assert 0 < cost.spared_frac < 1
+    assert once.optimum.once_memory_s < own.optimum.memory_s == once.optimum.memory_s
+
+
+@pytest.mark.parametrize("policy", ["blend", "dfs"])
+def test_where_nothing_overlaps_the_simulated_engine_does_not(policy: str):
+    job, _ = random_job(5)
+    cost = machine(10**6, overlap=False, overlap_exponent=1.0)
+    outcome = simulate_job(job, cost, SimulateOptions(policy))
+    assert not outcome.overlaps
+    assert outcome.budget == "fixed"

@@ -93,6 +93,8 @@ def test_sums_are_those_of_the_files(tmp_path: Path):
     for name in ("step_s", "model_s", "attention_s", "sample_s", "schedule_s"):
         assert getattr(m, name) == pytest.approx(sum(s[name] for s in steps))
     assert m.other_s == pytest.approx(4 * 0.5)
+    outside_s = sum(s["schedule_s"] + s["sample_s"] for s in steps) + 4 * 0.5
+    assert m.outside_frac == pytest.approx(outside_s / m.generate_s)
     seconds = sum(s["step_s"] for s in steps)
     assert m.mean_running == pytest.approx(sum(s["running"] * s["step_s"] for s in steps) / seconds)
     assert m.mean_page_use_frac == pytest.approx(

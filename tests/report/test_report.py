@@ -50,6 +50,16 @@ def test_figures_are_those_of_the_outputs(folder: Path):
     assert 0 < values["sharing_frac"] <= values["sharing_possible_frac"]
 
 
+def test_memory_is_told_with_its_parts(folder: Path):
+    memory = make_report(folder / "run").peak_memory
+    assert memory is not None
+    assert memory.peak > memory.weights > 0
+    assert memory.above == memory.peak - memory.weights - memory.kv_pages
+    values = make_report(folder / "run").values()
+    assert values["peak_memory_bytes"] == memory.peak
+    assert values["peak_above_bytes"] == memory.above
+
+
 def test_bounds_are_ordered(folder: Path):
     report = make_report(folder / "run")
     best = report.optimum

@@ -1,5 +1,7 @@
 """The batcher on its own: every request gets its tokens, within the limits, in every policy."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -25,6 +27,18 @@ def check(run: TinyRun, batch: Batch, generated: list[int]) -> None:
     assert (batch.start + batch.num_tokens <= known).all()
     assert (batch.needs_logits == (batch.start + batch.num_tokens == known)).all()
     assert (known[:n] == batch.start[:n] + 1).all()
+
+
+def spared_tokens(run: TinyRun, batch: Batch) -> int:
+    """Tokens on the decodes' paths, above their leaves, that the path of another has, too."""
+    tree, seen, spared = run.tree, set(), 0
+    for request in batch.request[: batch.num_decodes]:
+        node = int(tree.parent[tree.leaf_node[request]])
+        while node != 0:
+            spared += int(tree.edge_len[node]) if node in seen else 0
+            seen.add(node)
+            node = int(tree.parent[node])
+    return spared
 
 
 @st.composite
@@ -70,6 +84,19 @@ def test_every_request_gets_its_tokens_within_the_limits(run: TinyRun):
     assert counts["rest_decodes"] == pytest.approx(0, abs=1e-6)
     assert counts["rest_context"] == pytest.approx(0, abs=1e-6)
     assert counts["prefill_s"] < 1e-6
+
+
+@settings(max_examples=100, deadline=None)
+@given(runs(), st.sampled_from([0.0, 4e-6, 1e-5]))
+def test_each_shared_prefix_is_read_by_one_decode_of_a_step(run: TinyRun, spared_s: float):
+    run = replace(run, share=True, spared_s=spared_s, believed=None, learns=False)
+    if len(run.batcher.too_large):
+        return
+    while (batch := run.step()) is not None:
+        assert run.spared_tokens == spared_tokens(run, batch)
+    counts = run.batcher.state.counts
+    assert counts["spared"] == 0
+    assert counts["rest_context"] == pytest.approx(0, abs=1e-6)
 
 
 def test_steps_decode_first_then_go_on_with_begun_prompts_then_admit():

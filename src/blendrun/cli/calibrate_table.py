@@ -7,6 +7,11 @@ from blendrun.cost.hardware import HardwareProfile
 from blendrun.units import GIGA, MEGA
 
 _SHOWN = (1, 16, 64, 256, 512, 2048)  # step sizes
+_OVERHEADS = (
+    ("step_overhead_s", "fixed cost of a step", ""),
+    ("token_overhead_s", "norms and the like", "a token"),
+    ("output_overhead_s", "drawing and writing", "an output token"),
+)
 
 
 def print_calibration(profile: HardwareProfile) -> None:
@@ -21,23 +26,23 @@ def print_calibration(profile: HardwareProfile) -> None:
     table.add_column(justify="right")
     table.add_column()
     rates = dict(zip(profile.gemm_tokens, profile.gemm_flops, strict=True))
+    heads = dict(zip(profile.gemm_tokens, profile.head_flops, strict=False))
     for tokens in _SHOWN:
         if tokens in rates:
-            table.add_row(f"products, {tokens} tokens", f"{rates[tokens] / GIGA:,.0f} GFLOP/s", "")
+            head = f"output head {heads[tokens] / GIGA:,.0f}" if tokens in heads else ""
+            row = f"products, {tokens} tokens", f"{rates[tokens] / GIGA:,.0f} GFLOP/s", head
+            table.add_row(*row)
     if profile.attention_flops is not None:
         table.add_row("prefill attention", f"{profile.attention_flops / GIGA:,.0f} GFLOP/s", "")
+    if profile.shared_attention_flops is not None:
+        rate = f"{profile.shared_attention_flops / GIGA:,.0f} GFLOP/s"
+        table.add_row("shared prefixes", rate, "where another decode reads them anyway")
     table.add_row("decode attention", f"{profile.memory_bandwidth / GIGA:,.1f} GB/s", "of KV")
-    table.add_row("fixed cost of a step", f"{profile.step_overhead_s * MEGA:,.0f} µs", "")
-    for name, seconds in (
-        ("norms and the like", profile.token_overhead_s),
-        ("drawing and writing", profile.output_overhead_s),
-    ):
-        table.add_row(name, f"{seconds * MEGA:,.1f} µs", "a token")
+    for key, name, unit in _OVERHEADS:
+        note = (
+            "not clear: measure again with nothing else running" if key in profile.unclear else ""
+        )
+        table.add_row(name, f"{getattr(profile, key) * MEGA:,.1f} µs", note or unit)
     out.print(table)
-    gain = (
-        "products and KV reads at once gain nothing over one after the other: they share the cores"
-        if profile.overlap_exponent == 1
-        else f"products and KV reads overlap, exponent {profile.overlap_exponent}"
-    )
-    out.print(gain, highlight=False)
-    out.print(profile.sources["overlap_exponent"], markup=False, highlight=False)
+    verdict = f"overlap, exponent {profile.overlap_exponent}" if profile.overlaps else "no overlap"
+    out.print(f"{verdict}: {profile.sources['overlap']}", markup=False, highlight=False)

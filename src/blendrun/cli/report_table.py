@@ -7,7 +7,7 @@ from rich.table import Table
 
 from blendrun.cli.plan_table import console, figures
 from blendrun.report.report import Report, report_json
-from blendrun.units import format_count, format_seconds
+from blendrun.units import format_bytes, format_count, format_seconds
 
 
 def print_report(report: Report, folder: Path) -> None:
@@ -47,10 +47,25 @@ def _speed(report: Report) -> list[tuple[str, str]]:
             f"{format_seconds(m.wall_s)}  {attempts}, loading {format_seconds(m.load_s)}",
         ),
         ("generation", f"{format_seconds(m.generate_s)}  {split}"),
+        (
+            "  outside kernels",
+            f"{m.outside_frac:.1%}  scheduling {format_seconds(m.schedule_s)}, sampling "
+            f"{format_seconds(m.sample_s)}, writing and other {format_seconds(m.other_s)}",
+        ),
+        *_memory(report),
         ("input tokens/s", f"{m.input_tokens_per_s:,.0f}  {format_count(m.prompt_tokens)}"),
         ("output tokens/s", f"{m.output_tokens_per_s:,.0f}  {format_count(m.output_tokens)}"),
         ("total tokens/s", f"{m.total_tokens_per_s:,.0f}"),
     ]
+
+
+def _memory(report: Report) -> list[tuple[str, str]]:
+    memory = report.peak_memory
+    if memory is None:
+        return []
+    parts = f"weights {format_bytes(memory.weights)}, KV pages {format_bytes(memory.kv_pages)}"
+    rest = f", {format_bytes(memory.above)} above" if memory.above > 0 else ", not all of them used"
+    return [("peak memory", f"{format_bytes(memory.peak)}  {parts}{rest}")]
 
 
 def _sharing(report: Report) -> list[tuple[str, str]]:

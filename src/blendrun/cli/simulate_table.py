@@ -17,7 +17,8 @@ def print_outcomes(outcomes: list[PolicyOutcome], num_guessed: int) -> None:
     first = outcomes[0].outcome
     best, cost = first.optimum, first.cost
     ranks = len(first.ranks)
-    engine = "overlapped" if first.options.overlaps else "sequential"
+    engine = "overlapped" if first.overlaps else "sequential"
+    reads_once = cost.hardware.shared_reads
     out.print(
         f"simulated: {cost.shape.name} on {cost.hardware.name}, tp {cost.tp}, dp {ranks}, "
         f"{engine} engine, lengths {first.options.lengths}, cost model {cost.flavour}",
@@ -26,6 +27,10 @@ def print_outcomes(outcomes: list[PolicyOutcome], num_guessed: int) -> None:
     out.print(
         f"ideal optimum {format_seconds(best.ideal_s / ranks)}, practical optimum "
         f"{format_seconds(best.practical_s / ranks)}"
+    )
+    out.print(
+        f"with shared prefixes read once a step {format_seconds(best.once_practical_s / ranks)}"
+        + ("" if reads_once else ", which this engine does not do")
     )
     has_price = any(made.price is not None for made in outcomes)
     table = Table(box=None, pad_edge=False, header_style="")
@@ -40,7 +45,7 @@ def print_outcomes(outcomes: list[PolicyOutcome], num_guessed: int) -> None:
             str(row["budget"]),
             format_seconds(made.outcome.seconds),
             f"{row['total_tokens_per_s']:,.0f}",
-            f"{row['practical_frac']:.1%}",
+            f"{row['once_practical_frac' if reads_once else 'practical_frac']:.1%}",
             f"{row['ideal_frac']:.1%}",
             f"{row['sharing_kept_frac']:.1%}",
             f"{row['mean_running']:,.0f}",
@@ -50,7 +55,7 @@ def print_outcomes(outcomes: list[PolicyOutcome], num_guessed: int) -> None:
         table.add_row(*cells, *([f"{made.price:,.2f}"] if made.price is not None else []))
     out.print(table)
     _note_guesses(num_guessed)
-    if not first.options.overlaps:
+    if cost.hardware.overlaps and not first.overlaps:
         out.print("note: the optima are those of an engine that overlaps")
     for made in outcomes:
         out.print(f"blendrun report {made.run_dir}", markup=False)
@@ -59,10 +64,12 @@ def print_outcomes(outcomes: list[PolicyOutcome], num_guessed: int) -> None:
         "hardware": cost.hardware.name,
         "tp": cost.tp,
         "dp": ranks,
-        "overlaps": first.options.overlaps,
+        "overlaps": first.overlaps,
+        "shared_reads": reads_once,
         "lengths": first.options.lengths,
         "ideal_s": best.ideal_s / ranks,
         "practical_s": best.practical_s / ranks,
+        "once_practical_s": best.once_practical_s / ranks,
     }
     typer.echo(json.dumps(about | {"policies": [_figures(made) for made in outcomes]}))
 
@@ -122,6 +129,7 @@ def _figures(made: PolicyOutcome) -> dict[str, str | float | int | None]:
         "seconds": outcome.seconds,
         "total_tokens_per_s": outcome.tokens_per_s,
         "practical_frac": outcome.practical_frac,
+        "once_practical_frac": outcome.once_practical_frac,
         "ideal_frac": outcome.ideal_frac,
         "sharing_kept_frac": outcome.sharing_kept,
         "mean_running": outcome.mean_running,

@@ -11,7 +11,7 @@ import typer
 from blendrun.cli.output import stdout_may_close
 from blendrun.cli.plan_table import console, figures
 from blendrun.report.status import RunStatus, read_status
-from blendrun.units import count_of, format_seconds
+from blendrun.units import count_of, format_bytes, format_seconds
 
 
 def status(
@@ -40,5 +40,7 @@ def _lines(status: RunStatus) -> Iterator[tuple[str, str]]:
     if status.rows_per_s is not None and status.output_tokens_per_s is not None:
         yield "rows/s", f"{status.rows_per_s:,.2f}  in this attempt"
         yield "output tokens/s", f"{status.output_tokens_per_s:,.0f}  in this attempt"
+    if status.peak_memory_bytes is not None:
+        yield "peak memory", format_bytes(status.peak_memory_bytes)
     if status.time_left_s is not None:
         yield "time left", f"{format_seconds(status.time_left_s)}  at this speed"

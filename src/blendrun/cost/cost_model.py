@@ -100,7 +100,7 @@ class CostModel:
         """
         tokens = as_floats(num_tokens)
         if self._is_measured:
-            return self._measured_s(self.shape.body_params, tokens)
+            return self._measured_s(self.shape.body_params, tokens, self.hardware.gemm_flops)
         tile = self.hardware.gemm_tile
         params = self.shape.total_params if self.flavour == "paper" else self.shape.body_params
         return 2 * params * np.ceil(tokens / tile) * tile / self._flops_per_s
@@ -108,7 +108,8 @@ class CostModel:
     def step_heads_s(self, num_tokens: Numbers) -> Floats:
         """The output head for `num_tokens` tokens of one step; see `step_products_s`."""
         if self._is_measured:
-            return self._measured_s(self.shape.head_params, as_floats(num_tokens))
+            rates = self.hardware.head_flops or self.hardware.gemm_flops
+            return self._measured_s(self.shape.head_params, as_floats(num_tokens), rates)
         return self.head_s(num_tokens)
 
     def overlapped_s(self, compute_s: Numbers, memory_s: Numbers) -> Floats:
@@ -169,6 +170,27 @@ class CostModel:
         return self.shape.kv_bytes_per_token(self.tp)
 
     @property
+    def context_s(self) -> float:
+        """Time of a decode to read K and V of one token of its context."""
+        return self.kv_bytes_per_token / self.hardware.effective_bandwidth
+
+    @property
+    def spared_frac(self) -> float:
+        """Share of `context_s` that sharing a prefix spares every sharer but one, in a step.
+
+        0 where each reads for itself. Where the rate of shared attention is known, its arithmetic
+        is what is left: 4 * width FLOP per layer, query and token of context.
+        """
+        hardware = self.hardware
+        if not hardware.shared_reads or self.flavour == "paper":
+            return 0.0
+        if hardware.shared_attention_flops is None:
+            return 1.0
+        flops = 4 * self.shape.query_width * self.shape.num_layers
+        rest_s = flops / (hardware.shared_attention_flops * self.tp)
+        return max(1 - rest_s / self.context_s, 0.0)
+
+    @property
     def kv_memory_bytes(self) -> int:
         """Memory for KV pages on one rank: as the profile states it, else what weights leave."""
         if self.hardware.kv_memory_bytes is not None:
@@ -189,12 +211,11 @@ class CostModel:
     def _is_measured(self) -> bool:
         return bool(self.hardware.gemm_tokens) and self.flavour == "product"
 
-    def _measured_s(self, params: int, tokens: Floats) -> Floats:
+    def _measured_s(self, params: int, tokens: Floats, rates: tuple[float, ...]) -> Floats:
         """2 * params * tokens FLOP at measured rates; seconds between step sizes on a line."""
-        sizes = np.array([0, *self.hardware.gemm_tokens], np.float64)
+        sizes = np.array([0, *self.hardware.gemm_tokens[: len(rates)]], np.float64)
         seconds = np.zeros(len(sizes))
-        rates = np.array(self.hardware.gemm_flops) * self.tp
-        seconds[1:] = 2 * params * sizes[1:] / rates
+        seconds[1:] = 2 * params * sizes[1:] / (np.array(rates) * self.tp)
         seconds[0] = seconds[1]  # the smallest steps read the weights and little else
         within = np.interp(tokens, sizes, seconds)
         beyond = seconds[-1] * tokens / sizes[-1]

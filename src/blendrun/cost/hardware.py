@@ -35,6 +35,8 @@ class HardwareProfile:
     memory_bandwidth: float  # byte/s
     memory_bytes: float
     overlap_exponent: float  # q of the norm; 1 = no overlap, about 4 on GPUs, inf = perfect
+    overlap: bool = True  # False: compute and KV reads at once gain nothing; then q is 1
+    shared_reads: bool = False  # attention reads a prefix that requests share once a step for all
     compute_efficiency: float = 1.0  # share of compute_flops that an engine reaches
     bandwidth_efficiency: float = 1.0
     memory_frac: float = 0.95  # share of memory_bytes for weights and KV pages together
@@ -46,15 +48,19 @@ class HardwareProfile:
     gemm_tile: int = 1  # tokens; a GEMM costs as much as one rounded up to this
     chunk_limit: int = 2048  # prompt tokens that one step prefills at most
     calibrated: bool = False  # False: an estimate from data sheets
-    # these eight only where a machine was measured, with products of one model's shapes
+    # these only where a machine was measured, with products of one model's shapes
     model: str = ""
     processor: str = ""
     cores: int | None = None
     gemm_tokens: tuple[int, ...] = ()  # step sizes, ascending, and …
     gemm_flops: tuple[float, ...] = ()  # … FLOP/s of a step's products there, weight reads included
+    head_flops: tuple[float, ...] = ()  # of the output head, at the first of these sizes
     attention_flops: float | None = None  # of causal prefill attention; None: as in products
+    # of decodes over a prefix that others have read; None: as with reads of their own, not counted
+    shared_attention_flops: float | None = None
     token_overhead_s: float = 0.0  # of a step's token, beside products and attention, …
     output_overhead_s: float = 0.0  # … and of an output token, beside its head
+    unclear: tuple[str, ...] = ()  # overheads that the measured steps do not tell from 0
     device_names: tuple[str, ...] = ()  # as the driver lists them, for `auto`
     sources: dict[str, str] = dataclasses.field(default_factory=dict)  # of each figure
     reason: str = ""  # why this profile was taken
@@ -72,6 +78,10 @@ class HardwareProfile:
         for key in ("compute_efficiency", "bandwidth_efficiency", "memory_frac"):
             if not 0 < getattr(self, key) <= 1:
                 raise InputError(f"hardware profile {self.name}: {key} must be in (0, 1]")
+        if not self.overlap and self.overlap_exponent != 1:
+            raise InputError(
+                f"hardware profile {self.name}: overlap_exponent must be 1 where overlap is false"
+            )
         for key in ("overlap_exponent", "weight_floor_exponent"):
             if not getattr(self, key) >= 1:  # nan is not, either
                 raise InputError(f"hardware profile {self.name}: {key} must be 1 or more")
@@ -87,17 +97,19 @@ class HardwareProfile:
             raise InputError(
                 f"hardware profile {self.name}: interconnect_bandwidth must be above 0"
             )
-        if self.attention_flops is not None and not 0 < self.attention_flops < math.inf:
-            raise InputError(f"hardware profile {self.name}: attention_flops must be above 0")
+        for key in ("attention_flops", "shared_attention_flops", "kv_memory_bytes"):
+            value = getattr(self, key)
+            if value is not None and not 0 < value < math.inf:
+                raise InputError(f"hardware profile {self.name}: {key} must be above 0")
         rising = all(a < b for a, b in pairwise((0, *self.gemm_tokens)))
-        usable = all(0 < rate < math.inf for rate in self.gemm_flops)
+        usable = all(0 < rate < math.inf for rate in (*self.gemm_flops, *self.head_flops))
         if not rising or not usable or len(self.gemm_tokens) != len(self.gemm_flops):
             raise InputError(
                 f"hardware profile {self.name}: gemm_tokens must rise, with a rate in gemm_flops "
                 "for each"
             )
-        if self.kv_memory_bytes is not None and not 0 < self.kv_memory_bytes < math.inf:
-            raise InputError(f"hardware profile {self.name}: kv_memory_bytes must be above 0")
+        if len(self.head_flops) > len(self.gemm_tokens):
+            raise InputError(f"hardware profile {self.name}: head_flops has too many rates")
 
     @classmethod
     def load(cls, spec: str) -> Self:
@@ -130,6 +142,11 @@ class HardwareProfile:
             for key, value in dataclasses.asdict(self).items()
             if value != math.inf or defaults[key] != math.inf
         }
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether compute and KV reads at once are faster than one after the other."""
+        return self.overlap and self.overlap_exponent > 1
 
     @property
     def effective_flops(self) -> float:

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import resource
 import shutil
 import subprocess
 from pathlib import Path
@@ -44,6 +45,12 @@ def available_memory_bytes() -> int:
         if limit is not None and use is not None:
             free.append(max(limit - use, 0))
     return min(free)
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that this process has had resident, mapped files included."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if platform.system() == "Darwin" else peak * KIB
 
 
 def gpu_names() -> list[str]:

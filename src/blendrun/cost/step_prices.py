@@ -17,6 +17,7 @@ class StepPrices:
     decode_s: float  # compute of a decode token, head included
     context_s: float  # reading K and V of one token of context
     weight_s: float  # reading the weights: no step takes less
+    spared_s: float = 0.0  # of context_s, where another decode of the step reads that token anyway
 
     @classmethod
     def of(cls, cost: CostModel) -> "StepPrices":
@@ -29,8 +30,9 @@ class StepPrices:
             pair_s=pair_s,
             head_s=head_s,
             decode_s=token_s + head_s,
-            context_s=cost.kv_bytes_per_token / cost.hardware.effective_bandwidth,
+            context_s=cost.context_s,
             weight_s=float(cost.step_weight_read_s(_USUAL_TOKENS)),
+            spared_s=cost.spared_frac * cost.context_s,
         )
 
     def scaled(self, factor: float) -> "StepPrices":

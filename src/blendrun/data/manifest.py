@@ -30,6 +30,7 @@ class Attempt:
     load_s: float | None = None  # model loading
     generate_s: float | None = None  # from the first step to the last
     wall_s: float | None = None  # the whole command
+    peak_memory_bytes: int | None = None  # resident in its process, at the last note of it
 
 
 @dataclass(frozen=True, slots=True)

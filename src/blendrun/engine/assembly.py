@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -130,6 +130,7 @@ def assemble(
         requests, pending, settings.page_size, page_bytes, settings.kv_memory
     )
     hardware = HardwareProfile.load("this-cpu")
+    hardware = replace(hardware, shared_reads=hardware.shared_reads and settings.shares_reads)
     shape = ModelShape.from_hf_config(files.config, plan.model.name)
     cost = CostModel(shape, hardware)
     generated = np.zeros(len(requests), np.int32)
@@ -197,6 +198,8 @@ def assemble(
         "kv_pages": pages,
         "page_size": settings.page_size,
         "kv_memory": format_bytes(pages * page_bytes),
+        "kv_bytes": pages * page_bytes,
+        "weight_bytes": shape.weight_bytes(dtype.itemsize),
         "chunk_size": settings.chunk_size,
         "max_seqs": settings.max_seqs,
         "prefix_cache": settings.prefix_cache,

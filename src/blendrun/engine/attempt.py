@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from blendrun.compiled import is_first_use
+from blendrun.cost import machine
 from blendrun.data.answer_keys import AnswerKeys
 from blendrun.data.answers import answers_table
 from blendrun.data.manifest import Attempt, Manifest, write_manifest
@@ -137,8 +138,12 @@ class RunAttempt:
         return rest
 
     def update(self, **seconds: float) -> None:
-        """Notes seconds of this attempt."""
-        last = replace(self.manifest.attempts[-1], **seconds)  # type: ignore[arg-type]
+        """Notes seconds of this attempt, and the memory that it has taken so far."""
+        last = replace(
+            self.manifest.attempts[-1],
+            peak_memory_bytes=machine.peak_memory_bytes(),
+            **seconds,  # type: ignore[arg-type]
+        )
         attempts = (*self.manifest.attempts[:-1], last)
         self.manifest = replace(self.manifest, attempts=attempts)
 

@@ -1,6 +1,5 @@
 """Measure this CPU with a model and make a hardware profile of it."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,12 +11,10 @@ from blendrun.cost.hardware import HardwareProfile
 from blendrun.cost.model_shape import ModelShape
 from blendrun.data.model_files import resolve_model
 from blendrun.engine.assembly import LoadedModel
-from blendrun.engine.measured_rates import MeasuredRates, Together, measure_rates
-from blendrun.engine.measured_steps import measure_overheads
+from blendrun.engine.measured_overlap import LEAST_GAIN, Together
+from blendrun.engine.measured_rates import MeasuredRates, measure_rates
+from blendrun.engine.measured_steps import CAUSES, Overheads, measure_overheads
 from blendrun.engine.settings import ExecuteSettings
-
-_NO_OVERLAP = 1.1  # a gain of up to 6 % for equal parts, within what timings vary
-_MOST_OVERLAP = 8.0  # beyond, the exponent is noise
 
 
 def measured_profile(
@@ -38,11 +35,23 @@ def measured_profile(
     profile = as_profile(rates, f"{Path(model).name}, {settings.dtype}")
     progress("running a short job")
     overheads = measure_overheads(model, settings, CostModel(shape, profile))
+    return with_overheads(profile, overheads)
+
+
+def with_overheads(profile: HardwareProfile, overheads: Overheads) -> HardwareProfile:
+    """The profile with its fixed costs; its sources say which of them are unclear."""
+    unclear = {
+        name: f"{profile.sources[name]}; NOT CLEAR: within two standard errors of 0"
+        for name in CAUSES
+        if name in overheads.unclear
+    }
     return replace(
         profile,
         step_overhead_s=overheads.step_s,
         token_overhead_s=overheads.token_s,
         output_overhead_s=overheads.output_s,
+        unclear=overheads.unclear,
+        sources={**profile.sources, **unclear},
     )
 
 
@@ -50,14 +59,17 @@ def as_profile(rates: MeasuredRates, model: str) -> HardwareProfile:
     """The profile of this CPU with these rates; its fixed costs are still 0."""
     best = max(rates.product_flops)
     measured = f"measured {datetime.now(UTC).date()}"
-    exponent = overlap_exponent(rates.together)
+    together, attention = rates.together, rates.attention
+    overlaps = together is not None and together.overlaps
     return HardwareProfile(
         name="this-cpu",
         kind="cpu",
         compute_flops=best,
-        memory_bandwidth=rates.read_bandwidth,
+        memory_bandwidth=attention.read_bandwidth,
         memory_bytes=machine.available_memory_bytes(),
-        overlap_exponent=exponent,
+        overlap_exponent=together.exponent if together else 1.0,
+        overlap=overlaps,
+        shared_reads=True,
         memory_frac=0.6,
         chunk_limit=ExecuteSettings().chunk_size,
         calibrated=True,
@@ -66,42 +78,36 @@ def as_profile(rates: MeasuredRates, model: str) -> HardwareProfile:
         cores=machine.usable_cores(),
         gemm_tokens=rates.product_tokens,
         gemm_flops=rates.product_flops,
-        attention_flops=rates.prefill_flops,
+        head_flops=rates.head_flops,
+        attention_flops=attention.prefill_flops,
+        shared_attention_flops=attention.shared_flops,
         sources={
             "compute_flops": f"{measured}: the best of gemm_flops",
-            "memory_bandwidth": f"{measured}: decode attention",
-            "overlap_exponent": f"{measured}: {_said(rates.together)}",
+            "memory_bandwidth": f"{measured}: K and V in decode attention",
+            "overlap": f"{measured}: {_said(together)}",
+            "overlap_exponent": "as overlap",
+            "shared_reads": "what the engine's attention does on CPUs",
             "gemm_flops": f"{measured}: products of all layers of the model",
+            "head_flops": f"{measured}: its output head",
             "attention_flops": f"{measured}: causal prefill attention",
-            "step_overhead_s": f"{measured}: fit to the steps of a short job, as the next two",
-            "token_overhead_s": "norms, activations, rotary embedding",
-            "output_overhead_s": "drawing and writing a token",
+            "shared_attention_flops": f"{measured}: decodes over a prefix that others read, too",
+            "step_overhead_s": f"{measured}: fit to the steps of a short job",
+            "token_overhead_s": f"{measured}: likewise; norms, activations, rotary embedding",
+            "output_overhead_s": f"{measured}: likewise; attention of a decode beside its reads, "
+            "drawing and writing a token",
         },
     )
-
-
-def overlap_exponent(together: Together | None) -> float:
-    """The q with which (products^q + reads^q)^(1/q) is the time of both at once; at least 1."""
-    if together is None or together.both_s >= together.products_s + together.reads_s:
-        return 1.0
-    longer = max(together.products_s, together.reads_s)
-    low, high = 1.0, _MOST_OVERLAP
-    while high - low > 1e-3:
-        middle = (low + high) / 2
-        both_s = math.pow(
-            (together.products_s / longer) ** middle + (together.reads_s / longer) ** middle,
-            1 / middle,
-        )
-        low, high = (middle, high) if both_s * longer > together.both_s else (low, middle)
-    return 1.0 if low < _NO_OVERLAP else round(low, 2)
 
 
 def _said(together: Together | None) -> str:
     if together is None:
         return "one core does one thing at a time"
-    apart = together.products_s + together.reads_s
-    return (
-        f"products {together.products_s:.3f} s and KV reads {together.reads_s:.3f} s with all "
-        f"cores one after the other, {together.both_s:.3f} s at once with half of them each: "
-        f"{apart / together.both_s:.2f} times as fast"
+    low, high = min(together.gains), max(together.gains)
+    measured = (
+        f"products and KV reads at once, each with half of the cores, do {together.gain:.2f} times "
+        f"what they do one after the other with all ({low:.2f} to {high:.2f} in "
+        f"{len(together.gains)} rounds)"
     )
+    if together.overlaps:
+        return f"{measured}: they overlap"
+    return f"{measured}: no gain worth having (it takes {LEAST_GAIN}), since both share the cores"

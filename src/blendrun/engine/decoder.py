@@ -5,35 +5,42 @@ the business of the `attend` callable. Rounds like transformers, so that float32
 agrees. The caller holds `torch.inference_mode`.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from blendrun.engine.attend import Attend
 from blendrun.engine.decoder_config import DecoderConfig
+from blendrun.engine.executors import Executor, SequentialExecutor
+from blendrun.engine.operators import Operator, StepOperators
 from blendrun.engine.products import linear
 from blendrun.engine.rope import cos_sin, inverse_frequencies
 from blendrun.engine.row_blocks import in_blocks
+from blendrun.engine.step_part import StepPart
 from blendrun.engine.weights import DecoderWeights, LayerWeights
 from blendrun.kernels.cpu.rms_norm import add_rms_norm
 from blendrun.kernels.cpu.rotation import Rotation
 from blendrun.kernels.cpu.silu_mul import silu_mul
-
-# (layer, q [T, num_heads, D], k [T, num_kv_heads, D], v [T, num_kv_heads, D], rotation)
-#   -> attention output [T, num_heads, D].
-# q, k and v are strided over tokens; q and k are still to be turned by `rotation`, q may be
-# overwritten. Scale: 1/sqrt(D).
-Attend = Callable[[int, Tensor, Tensor, Tensor, Rotation], Tensor]
 
 
 class Decoder:
     """A decoder-only transformer; holds weights and rope frequencies, no state of requests."""
 
     def __init__(
-        self, config: DecoderConfig, weights: DecoderWeights, row_block: int | None = None
+        self,
+        config: DecoderConfig,
+        weights: DecoderWeights,
+        row_block: int | None = None,
+        executor: Executor | None = None,
     ) -> None:
-        """`row_block`: rows that are computed at a time (`row_blocks`); None: all of a step."""
+        """`row_block`: rows that are computed at a time (`row_blocks`); None: all of a step.
+
+        `executor` runs the operators of `forward`; None: one after the other.
+        """
+        self._executor = executor or SequentialExecutor()
         self.config = config
         self.weights = weights
         self.row_block = row_block
@@ -61,22 +68,25 @@ class Decoder:
             attend: called once per layer, in order.
             rows: int64 [R], the tokens that need logits; None = all T.
         """
-        layers, eps = self.weights.layers, self.config.rms_eps
-        hidden = F.embedding(token_ids, self.weights.embedding)
-        cos, sin = in_blocks(self._cos_sin, self.row_block, positions)
-        norms = [*(layer.input_norm for layer in layers[1:]), self.weights.final_norm]
-        x = add_rms_norm(hidden, None, layers[0].input_norm, eps)
-        for index, (layer, next_norm) in enumerate(zip(layers, norms, strict=True)):
-            rotation = Rotation(cos, sin, layer.q_norm, layer.k_norm, eps)
-            mixed = self._attention(index, layer, x, rotation, attend)
-            if index == len(layers) - 1 and rows is not None:
-                # Nothing reads the other rows after the last attention.
-                hidden, mixed = hidden[rows], mixed[rows]
-            x = add_rms_norm(
-                hidden, self._linear(mixed, layer.out, layer.out_bias), layer.post_norm, eps
-            )
-            x = add_rms_norm(hidden, self._mlp(layer, x), next_norm, eps)
-        return x
+        part = StepPart(token_ids, positions, attend, rows)
+        self._executor.run(self.operators([part]))
+        return part.x
+
+    def operators(self, parts: Sequence[StepPart]) -> Sequence[Operator]:
+        """All of a step's operators before the output head; they leave hidden states in `x`."""
+        step, last = StepOperators(), len(self.weights.layers) - 1
+        for number, part in enumerate(parts):
+            step.add("embedding", 0, number, "compute", partial(self._embed, part))
+        for layer, weights in enumerate(self.weights.layers):
+            for number, part in enumerate(parts):
+                step.add("qkv", layer, number, "compute", partial(self._qkv, weights, part))
+                attention = partial(self._attention, layer, weights, part)
+                step.add_attention(layer, number, part.attention, attention)
+                out = partial(self._out, weights, part, layer == last)
+                step.add("out", layer, number, "compute", out)
+                mlp = partial(self._mlp, weights, self._norm_after(layer), part)
+                step.add("mlp", layer, number, "compute", mlp)
+        return step.all()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, vocab] in the model's dtype, of hidden states [R, H] from `forward`."""
@@ -89,17 +99,35 @@ class Decoder:
     def _cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         return cos_sin(positions, self._frequencies, self._rope_factor)
 
-    def _attention(
-        self, index: int, layer: LayerWeights, x: Tensor, rotation: Rotation, attend: Attend
-    ) -> Tensor:
-        """Attention output [T, num_heads * D] of one layer, before its output projection."""
-        config = self.config
-        qkv = self._linear(x, layer.qkv, layer.qkv_bias)
-        heads = qkv.view(x.shape[0], -1, config.head_dim)
+    def _norm_after(self, layer: int) -> Tensor:
+        layers = self.weights.layers
+        return layers[layer + 1].input_norm if layer + 1 < len(layers) else self.weights.final_norm
+
+    def _embed(self, part: StepPart) -> None:
+        part.hidden = F.embedding(part.token_ids, self.weights.embedding)
+        part.cos, part.sin = in_blocks(self._cos_sin, self.row_block, part.positions)
+        norm = self.weights.layers[0].input_norm
+        part.x = add_rms_norm(part.hidden, None, norm, self.config.rms_eps)
+
+    def _qkv(self, layer: LayerWeights, part: StepPart) -> None:
+        part.x = self._linear(part.x, layer.qkv, layer.qkv_bias)
+
+    def _attention(self, index: int, layer: LayerWeights, part: StepPart) -> None:
+        config, num_tokens = self.config, len(part.token_ids)
+        heads = part.x.view(num_tokens, -1, config.head_dim)
         sizes = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         q, k, v = torch.split(heads, sizes, dim=1)
-        return attend(index, q, k, v, rotation).reshape(x.shape[0], config.q_size)
+        rotation = Rotation(part.cos, part.sin, layer.q_norm, layer.k_norm, config.rms_eps)
+        part.x = part.attend(index, q, k, v, rotation).reshape(num_tokens, config.q_size)
 
-    def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
-        inner = silu_mul(self._linear(x, layer.gate_up, layer.gate_up_bias))
-        return self._linear(inner, layer.down, layer.down_bias)
+    def _out(self, layer: LayerWeights, part: StepPart, is_last: bool) -> None:
+        if is_last and part.rows is not None:
+            # Nothing reads the other rows after the last attention.
+            part.hidden, part.x = part.hidden[part.rows], part.x[part.rows]
+        out = self._linear(part.x, layer.out, layer.out_bias)
+        part.x = add_rms_norm(part.hidden, out, layer.post_norm, self.config.rms_eps)
+
+    def _mlp(self, layer: LayerWeights, next_norm: Tensor, part: StepPart) -> None:
+        inner = silu_mul(self._linear(part.x, layer.gate_up, layer.gate_up_bias))
+        out = self._linear(inner, layer.down, layer.down_bias)
+        part.x = add_rms_norm(part.hidden, out, next_norm, self.config.rms_eps)

@@ -100,6 +100,7 @@ class RunLoop:
         batch = self._batcher.next_batch()
         if batch is None:
             return False
+        compute_s, memory_s = self._predict(batch)
         self._cache.begin_step(batch)
         scheduled = time.monotonic()
         result = self._backend.run(batch)
@@ -108,7 +109,6 @@ class RunLoop:
         end = time.monotonic()
         self._deadline.note_step(end - begin)
         batcher = self._batcher
-        compute_s, memory_s = self._predict(batch)
         self._log.add(
             StepRecord(
                 attempt=self._attempt,
@@ -178,9 +178,9 @@ class RunLoop:
         compute_s += self._cost.head_s(int(batch.needs_logits.sum()))
         # a decode's attention arithmetic counts as memory time
         compute_s += n * self._cost.prefill_s(0, 1)
-        read_tokens = end[:n].sum(dtype=np.int64)
-        read_s = read_tokens * self._cost.kv_bytes_per_token
-        return float(compute_s), float(read_s / self._cost.hardware.effective_bandwidth)
+        spared = self._cost.spared_frac * self._batcher.spared_tokens
+        read_tokens = end[:n].sum(dtype=np.int64) - spared
+        return float(compute_s), float(read_tokens * self._cost.context_s)
 
     def _save_all(self) -> None:
         self._flush()  # first: what has ended is in the other file no more

@@ -1,88 +1,64 @@
 """How fast this CPU does what a step is made of: products of a model's shapes, attention, both.
 
-Times are medians of repeated calls; products run through the weights of all layers in turn, as in
-a step, so that they come from memory where they do not fit into caches.
+Products run through the weights of all layers in turn, as in a step, so that they come from memory
+where they do not fit into caches.
 """
 
-import statistics
-import time
+from bisect import bisect_right
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from blendrun.engine import measured_attention
 from blendrun.engine.decoder import Decoder
+from blendrun.engine.measured_attention import AttentionRates, attention_call, measure_attention
+from blendrun.engine.measured_overlap import Together, measure_together
 from blendrun.engine.products import linear
+from blendrun.engine.stopwatch import seconds_of
 from blendrun.kernels.cpu.attention import CpuAttention
 
 PRODUCT_TOKENS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
-_PAGE_SIZE = 16
-_PREFILL_TOKENS = 1024
-_DECODE_TOKENS, _CACHED_TOKENS = 1024, 256 * 1024  # of one request; of all
-_LEAST_CALLS, _MEASURE_S = 3, 1.5  # for each figure
-
-
-@dataclass(frozen=True, slots=True)
-class Together:
-    """Seconds of products and of KV reads, alone with all threads, and at once with half each."""
-
-    products_s: float
-    reads_s: float
-    both_s: float
+_MOST_HEADS = 512  # rows of the output head: as many requests end a step with a token
+_TOGETHER_TOKENS, _TOGETHER_S = 512, 0.05  # of a step; about, of a call
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRates:
     product_tokens: tuple[int, ...]
     product_flops: tuple[float, ...]  # FLOP/s at these step sizes
-    read_bandwidth: float  # byte/s of K and V in decode attention
-    prefill_flops: float  # FLOP/s of causal prefill attention
+    head_flops: tuple[float, ...]  # of the output head, at the first of these sizes
+    attention: AttentionRates
     together: Together | None  # None: one thread cannot do two things
 
 
 def measure_rates(
     decoder: Decoder, attention: CpuAttention, progress: Callable[[str], None]
 ) -> MeasuredRates:
-    """Measure with the weights of `decoder`. Takes half a minute on two cores of a server."""
+    """Measure with the weights of `decoder`. Takes three quarters of a minute on two cores."""
     with torch.inference_mode():
-        flops = []
-        for tokens in PRODUCT_TOKENS:
-            progress(f"products of {tokens} tokens")
-            work = products(decoder, tokens)
-            flops.append(2 * tokens * _params(decoder) / seconds_of(work))
-        progress("decode attention")
-        reads, num_bytes = decode_reads(decoder, attention)
-        reads_s = seconds_of(reads)
-        progress("prefill attention")
-        prefill_flops = _prefill_flops(decoder, attention)
+        layers = _layer_weights(decoder)
+        progress(f"products of 1 to {PRODUCT_TOKENS[-1]} tokens")
+        flops = tuple(_flops(layers, tokens) for tokens in PRODUCT_TOKENS)
+        progress("the output head")
+        head = [decoder.weights.head]
+        heads = tuple(_flops(head, tokens) for tokens in PRODUCT_TOKENS if tokens <= _MOST_HEADS)
+        progress("attention")
+        rates = measure_attention(decoder, attention)
         progress("products and attention at once")
-        together = _together(products(decoder, 512), reads)
-    return MeasuredRates(PRODUCT_TOKENS, tuple(flops), num_bytes / reads_s, prefill_flops, together)
+        num_seqs = measured_attention.CACHED_TOKENS // measured_attention.LONG
+        reads = attention_call(decoder, attention, num_seqs, 1, measured_attention.LONG)
+        num_params = int(_TOGETHER_S * max(flops) / (2 * _TOGETHER_TOKENS))
+        together = measure_together(products(_some(layers, num_params), _TOGETHER_TOKENS), reads)
+    return MeasuredRates(PRODUCT_TOKENS, flops, heads, rates, together)
 
 
-def seconds_of(work: Callable[[], object]) -> float:
-    """Median time of a call, after one that warms up."""
-    work()
-    seconds: list[float] = []
-    while len(seconds) < _LEAST_CALLS or sum(seconds) < _MEASURE_S:
-        begin = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - begin)
-    return statistics.median(seconds)
-
-
-def products(decoder: Decoder, tokens: int) -> Callable[[], None]:
-    """The matrix products of all layers for a step over `tokens` tokens."""
-    weights = [
-        weight
-        for layer in decoder.weights.layers
-        for weight in (layer.qkv, layer.out, layer.gate_up, layer.down)
-    ]
+def products(weights: list[Tensor], tokens: int) -> Callable[[], None]:
+    """The matrix products with `weights` [out, in] for a step over `tokens` tokens."""
     inputs = {
-        width: torch.randn(tokens, width).to(decoder.dtype)
+        width: torch.randn(tokens, width).to(weights[0].dtype)
         for width in sorted({weight.shape[1] for weight in weights})
     }
 
@@ -93,74 +69,21 @@ def products(decoder: Decoder, tokens: int) -> Callable[[], None]:
     return run
 
 
-def _params(decoder: Decoder) -> int:
-    return sum(
-        weight.numel()
+def _layer_weights(decoder: Decoder) -> list[Tensor]:
+    return [
+        weight
         for layer in decoder.weights.layers
         for weight in (layer.qkv, layer.out, layer.gate_up, layer.down)
-    )
+    ]
 
 
-def decode_reads(decoder: Decoder, attention: CpuAttention) -> tuple[Callable[[], Tensor], int]:
-    """Decode attention over more K and V than caches hold, and the bytes that it reads."""
-    num_seqs = _CACHED_TOKENS // _DECODE_TOKENS
-    work, num_bytes = _attention(decoder, attention, num_seqs, 1, _DECODE_TOKENS)
-    return work, num_bytes
+def _some(weights: list[Tensor], num_params: int) -> list[Tensor]:
+    """The first of `weights`, with about so many parameters in all; one at least."""
+    total = list(accumulate(weight.numel() for weight in weights))
+    return weights[: max(bisect_right(total, num_params), 1)]
 
 
-def _prefill_flops(decoder: Decoder, attention: CpuAttention) -> float:
-    n = _PREFILL_TOKENS
-    work, _ = _attention(decoder, attention, 1, n, n)
-    config = decoder.config
-    return 2 * config.q_size * n * n / seconds_of(work)  # the causal half of 4 * width * n²
-
-
-def _attention(
-    decoder: Decoder, attention: CpuAttention, num_seqs: int, queries: int, context: int
-) -> tuple[Callable[[], Tensor], int]:
-    """Attention of one layer for equal sequences on pages in random order, and its KV bytes."""
-    config = decoder.config
-    pages = -(-context // _PAGE_SIZE)
-    k_cache, v_cache = attention.alloc_kv_cache(
-        1, num_seqs * pages, _PAGE_SIZE, config.num_kv_heads, config.head_dim, decoder.dtype
-    )
-    k_cache.normal_()
-    v_cache.normal_()
-    q = torch.randn(num_seqs * queries, config.num_heads, config.head_dim).to(decoder.dtype)
-    work = partial(
-        attention.paged_attention,
-        q,
-        k_cache[0],
-        v_cache[0],
-        torch.arange(num_seqs + 1, dtype=torch.int32) * queries,
-        torch.full((num_seqs,), context, dtype=torch.int32),
-        torch.randperm(num_seqs * pages, dtype=torch.int32).view(num_seqs, pages),
-        config.head_dim**-0.5,
-    )
-    row_bytes = 2 * config.num_kv_heads * config.head_dim * decoder.dtype.itemsize
-    return work, num_seqs * context * row_bytes
-
-
-def _together(work: Callable[[], object], reads: Callable[[], object]) -> Together | None:
-    """Repeat the shorter of the two until both take as long, then run them at once."""
-    threads = torch.get_num_threads()
-    if threads < 2:
-        return None
-    work_s, reads_s = seconds_of(work), seconds_of(reads)
-    works, many = max(round(0.3 / work_s), 1), max(round(0.3 / reads_s), 1)
-
-    def half(task: Callable[[], object], times: int) -> None:
-        torch.set_num_threads(threads // 2)  # of this thread alone
-        with torch.inference_mode():
-            for _ in range(times):
-                task()
-
-    with ThreadPoolExecutor(2) as pool:
-
-        def both() -> None:
-            for future in [pool.submit(half, work, works), pool.submit(half, reads, many)]:
-                future.result()
-
-        both_s = seconds_of(both)
-    torch.set_num_threads(threads)  # threads to come take what was set last, wherever
-    return Together(works * work_s, many * reads_s, both_s)
+def _flops(weights: list[Tensor], tokens: int) -> float:
+    """FLOP/s of the products."""
+    num_params = sum(weight.numel() for weight in weights)
+    return 2 * tokens * num_params / seconds_of(products(weights, tokens))

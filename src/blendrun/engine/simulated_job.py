@@ -103,6 +103,16 @@ class Outcome:
         return self.optimum.practical_s / len(self.ranks) / self.seconds
 
     @property
+    def once_practical_frac(self) -> float:
+        """Likewise, of the bound for attention that reads shared prefixes once per step."""
+        return self.optimum.once_practical_s / len(self.ranks) / self.seconds
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the engine is one that overlaps, on hardware where that gains something."""
+        return self.options.overlaps and self.cost.hardware.overlaps
+
+    @property
     def tokens_per_s(self) -> float:
         """Input and output tokens over wall time."""
         return (self.prompt_tokens + self.output_tokens) / self.seconds

@@ -54,7 +54,7 @@ def write_simulated_run(
         "policy": options.policy,
         "budget": outcome.budget,
         "lengths": options.lengths,
-        "overlaps": options.overlaps,
+        "overlaps": outcome.overlaps,
         "tp": cost.tp,
         "dp": len(outcome.ranks),
         "cost": cost.flavour,

@@ -34,6 +34,7 @@ class Machine(NamedTuple):
 
     pair_s: float
     context_s: float
+    spared_s: float
     products_s: Float64  # [T] of the layers, in a step over so many tokens, …
     heads_s: Float64  # [T] … and of the output head
     weight_s: Float64  # [T] reading the weights that such a step touches
@@ -54,6 +55,7 @@ class Machine(NamedTuple):
         return cls(
             pair_s=prices.pair_s,
             context_s=prices.context_s,
+            spared_s=prices.spared_s,
             products_s=cost.step_products_s(tokens),
             heads_s=cost.step_heads_s(tokens),
             weight_s=cost.step_floor_s(tokens),
@@ -173,6 +175,7 @@ def _run(
         tokens = counts.batch_tokens
         compute_s += _at(machine.products_s, tokens) + _at(machine.heads_s, heads)
         read_s = machine.context_s * (counts.context + counts.num_decodes)
+        read_s -= machine.spared_s * counts.spared
         weight_s = machine.weight_s[min(tokens, len(machine.weight_s) - 1)]
         busy_s = _norm(compute_s, weight_s, machine.floor_exponent)
         step_s = _norm(busy_s, read_s, machine.overlap_exponent) + machine.overhead_s

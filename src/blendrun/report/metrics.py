@@ -87,6 +87,18 @@ class RunMetrics:
         """Time of generation outside of steps: writing results and progress."""
         return max(self.generate_s - self.step_s, 0.0)
 
+    @property
+    def outside_s(self) -> float:
+        """Time of generation in which no kernel of the model runs: Python and files.
+
+        What Python does between the kernels of the model counts to `model_s`.
+        """
+        return self.schedule_s + self.sample_s + self.other_s
+
+    @property
+    def outside_frac(self) -> float:
+        return _ratio(self.outside_s, self.generate_s)
+
 
 _OF_ANSWERS = ("status", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens")
 

@@ -22,8 +22,22 @@ from blendrun.schedule.run_plan import plan_of_run
 
 REPORT_FOLDER = "report"
 _DERIVED = ("computed_prompt_tokens", "sharing_frac", "input_tokens_per_s", "output_tokens_per_s",
-            "total_tokens_per_s", "mean_running", "mean_page_use_frac", "other_s",
-            "padding_frac")  # fmt: skip
+            "total_tokens_per_s", "mean_running", "mean_page_use_frac", "other_s", "outside_s",
+            "outside_frac", "padding_frac")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class PeakMemory:
+    """Bytes. Of KV pages only those that were used are resident."""
+
+    peak: int  # of the attempt that had most
+    weights: int
+    kv_pages: int
+
+    @property
+    def above(self) -> int:
+        """What the process took beside weights and KV pages; below 0 where pages were not used."""
+        return self.peak - self.weights - self.kv_pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +63,15 @@ class Report:
         """Likewise, of the bound for attention that reads shared prefixes once per step."""
         return self._frac(self.optimum.once_practical_s if self.optimum else None)
 
+    @property
+    def peak_memory(self) -> PeakMemory | None:
+        """None where no attempt has told, as in a simulated run."""
+        peaks = [attempt.peak_memory_bytes or 0 for attempt in self.manifest.attempts]
+        environment = self.manifest.environment
+        if not any(peaks) or "weight_bytes" not in environment:
+            return None
+        return PeakMemory(max(peaks), environment["weight_bytes"], environment["kv_bytes"])
+
     def values(self) -> Mapping[str, int | float | None]:
         """Every figure by its stable name."""
         values: dict[str, int | float | None] = asdict(self.metrics)
@@ -62,6 +85,9 @@ class Report:
         values["planned_s"] = times.predicted_s
         if self.optimum:
             values |= {f"optimum_{k}": v for k, v in asdict(self.optimum).items()}
+        memory = self.peak_memory
+        values["peak_memory_bytes"] = memory.peak if memory else None
+        values["peak_above_bytes"] = memory.above if memory else None
         values["ideal_frac"] = self.ideal_frac
         values["practical_frac"] = self.practical_frac
         values["once_practical_frac"] = self.once_practical_frac

@@ -36,6 +36,13 @@ def plot_roofline(profile: HardwareProfile, path: Path) -> None:
         axes.axhline(
             profile.attention_flops / GIGA, color=COLOURS[1], ls="--", label="prefill attention"
         )
+    if profile.shared_attention_flops is not None:
+        axes.axhline(
+            profile.shared_attention_flops / GIGA,
+            color=COLOURS[2],
+            ls=":",
+            label="decodes over a prefix that others read, too",
+        )
     for tokens, x, y in zip(profile.gemm_tokens, intensity, rates, strict=True):
         if tokens in (1, 16, 64, 256, 2048):
             axes.annotate(

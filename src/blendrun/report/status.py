@@ -26,6 +26,7 @@ class RunStatus:
     rows_per_s: float | None  # of the last attempt, likewise the next two
     output_tokens_per_s: float | None
     time_left_s: float | None
+    peak_memory_bytes: int | None = None  # of the last attempt, at its last note of it
 
 
 def read_status(run_dir: Path) -> RunStatus:
@@ -56,6 +57,7 @@ def read_status(run_dir: Path) -> RunStatus:
         else None,
         rows_per_s=rate,
         output_tokens_per_s=tokens_rate,
+        peak_memory_bytes=manifest.attempts[-1].peak_memory_bytes if manifest.attempts else None,
         time_left_s=left / rate if is_running and rate and left is not None else None,
     )
 

@@ -74,6 +74,11 @@ class Batcher:
         return int(self.state.counts["recomputed"])
 
     @property
+    def spared_tokens(self) -> int:
+        """Context that the last batch need not read again: another of its decodes does."""
+        return int(self.state.counts["spared"])
+
+    @property
     def free_pages(self) -> int:
         return int(self.state.counts["free_pages"])
 

@@ -68,6 +68,8 @@ def predict(
         decode_compute_s=decode_s,
         ideal_s=best.ideal_s / job.dp,
         practical_s=best.practical_s / job.dp,
+        once_memory_s=best.once_memory_s,
+        once_practical_s=best.once_practical_s / job.dp,
         predicted_s=_busy_s(job, best, lost_tokens) * share / reached.usual,
         predicted_low_s=_busy_s(low, low.optimum(), lost_tokens) * share / reached.best,
         predicted_high_s=_busy_s(high, high.optimum(), lost_tokens) * share / reached.worst,
@@ -75,7 +77,7 @@ def predict(
 
 
 def _reached(job: PricedJob, counts: PlanCounts, policy: str, budget: str) -> _Reached:
-    if job.cost.hardware.overlap_exponent <= 1:
+    if not job.cost.hardware.overlaps:
         return _NO_OVERLAP
     if policy == "blend":
         known = sum(counts.lengths_from.get(origin, 0) for origin in KNOWN)
@@ -110,4 +112,5 @@ def _busy_s(job: PricedJob, best: Optimum, lost_tokens: int) -> float:
     tokens = job.tree.num_unique_tokens + lost_tokens + outputs
     overhead_s += tokens * hardware.token_overhead_s + outputs * hardware.output_overhead_s
     overhead_s += _small_steps_s(job.cost, tokens, best.min_steps)
-    return float(job.cost.overlapped_s(busy_s, best.memory_s)) + overhead_s
+    read_s = best.memory_s - job.cost.spared_frac * (best.memory_s - best.once_memory_s)
+    return float(job.cost.overlapped_s(busy_s, read_s)) + overhead_s

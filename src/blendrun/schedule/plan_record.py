@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 FORMAT = "blendrun-plan"
-VERSION = 4
+VERSION = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,8 @@ class PlanTimes:
     decode_compute_s: float  # part of both of the above
     ideal_s: float
     practical_s: float
+    once_memory_s: float  # the least where each step reads a shared prefix once for all
+    once_practical_s: float  # the practical optimum with it
     predicted_s: float
     predicted_low_s: float
     predicted_high_s: float
@@ -94,6 +96,7 @@ class Plan:
     model: PlanModel
     hardware: str
     hardware_reason: str
+    shared_reads: bool  # its attention reads a shared prefix once a step for all
     policy: str
     admission: str  # how the batcher takes requests: one list, two-ended, two lists
     budget: str  # of prefill in a step: fixed, or the ratio of compute to KV reads

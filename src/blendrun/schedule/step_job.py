@@ -57,8 +57,7 @@ def steering(admission: str, budget: str, cost: CostModel, learns: bool, seed: i
     """
     hardware = cost.hardware
     if budget == "auto":
-        overlaps = hardware.overlap_exponent > 1
-        budget = "ratio" if admission == "two lists" and overlaps else "fixed"
+        budget = "ratio" if admission == "two lists" and hardware.overlaps else "fixed"
     return Steering(
         admission=admission,
         budget=budget,

@@ -53,6 +53,7 @@ def describe(
         model=model.record,
         hardware=job.cost.hardware.name,
         hardware_reason=job.cost.hardware.reason,
+        shared_reads=job.cost.hardware.shared_reads,
         policy=wanted.policy,
         admission=order.admission,
         budget=budget,
@@ -145,7 +146,7 @@ def _warnings(job: PricedJob, counts: PlanCounts) -> Iterator[str]:
         yield "the KV of all requests fits in memory at once, so the order hardly matters"
     if counts.sharing_possible < 0.01:
         yield "the prompts share next to no prefixes"
-    if job.cost.hardware.overlap_exponent <= 1:
+    if not job.cost.hardware.overlaps:
         yield (
             "on this hardware compute and memory work do not overlap, "
             "so the gain is in sharing and full steps"

@@ -59,7 +59,7 @@ def annotate(tree: PrefixTree, output_len: Int32, cost: CostModel) -> Annotation
     """
     prompt_len = tree.prompt_len
     edge_s = cost.prefill_s(tree.edge_start, tree.depth)
-    share_s = _sum_to_leaf(tree.parent, edge_s / np.maximum(tree.request_count, 1))
+    share_s = sum_to_leaf(tree.parent, edge_s / np.maximum(tree.request_count, 1))
     request_compute_s = (
         share_s[tree.leaf_node]
         + cost.head_s(np.ones(tree.num_requests))
@@ -86,7 +86,7 @@ def _sum_over_leaves(tree: PrefixTree, per_request: Float64) -> Float64:
 
 
 @numba.njit(cache=True)
-def _sum_to_leaf(parent: Int32, per_node: Float64) -> Float64:
+def sum_to_leaf(parent: Int32, per_node: Float64) -> Float64:
     """Sum of `per_node` over the path from the root to each node, [K]."""
     total = per_node.copy()
     for node in range(1, len(parent)):

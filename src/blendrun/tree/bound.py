@@ -46,8 +46,7 @@ def once_memory_s(tree: PrefixTree, output_len: Int32, cost: CostModel) -> float
     steps = cost.num_decodes(output_len)
     most = _most_of_subtree(tree.parent, tree.leaf_node, steps)
     shared_tokens = float(tree.edge_len.astype(np.float64) @ most)
-    per_token_s = cost.kv_bytes_per_token / cost.hardware.effective_bandwidth
-    return shared_tokens * per_token_s + float(cost.memory_s(0, output_len).sum())
+    return shared_tokens * cost.context_s + float(cost.memory_s(0, output_len).sum())
 
 
 @numba.njit(cache=True)

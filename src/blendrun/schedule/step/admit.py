@@ -6,6 +6,7 @@ from blendrun.compiled import compiled, compiled_part
 from blendrun.schedule.step.ends import fits, remove_end
 from blendrun.schedule.step.ledger import (
     available_pages,
+    end_reading,
     enter,
     idle_pages_on_path,
     leave,
@@ -142,6 +143,7 @@ def remove(state: State, slot: int, finished: bool) -> None:
     if slots[slot].decoding:
         counts.num_decoding -= 1
         counts.context -= slots[slot].computed
+        end_reading(state, slot)
     leave(state, slot, finished)
     remove_end(state, slot, counts.num_running)
     i = 0

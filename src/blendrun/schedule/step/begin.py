@@ -32,7 +32,7 @@ from blendrun.schedule.step.state import (
     Step,
 )
 from blendrun.schedule.step.units import merged
-from blendrun.tree.annotate import Float64
+from blendrun.tree.annotate import Float64, sum_to_leaf
 from blendrun.tree.prefix_tree import Int32, PrefixTree
 from blendrun.tree.strata import top_subtrees
 
@@ -95,8 +95,10 @@ def new_state(
     counts = np.zeros(1, COUNTS).view(np.recarray)
     rules = _limits(job, limits, prices, how)
     stratum, strata = _strata(job, how)
-    requests = _requests(job, stratum, share)
     nodes = _nodes(job.tree, job.order, share)
+    requests = _requests(job, stratum, share)
+    if share and prices.spared_s > 0:
+        requests["spared_len"] = _spared_len(job.tree, nodes["waiting"], prices)
     lengths = _lengths(job, stratum, strata, int(job.max_output.max(initial=1)))
     state = State(
         requests,
@@ -141,7 +143,7 @@ def _limits(
     row["first_in_prefill"] = limits.first_in_prefill
     row["admission"], row["budget"] = ADMISSION[how.admission], BUDGET[how.budget]
     row["learns"] = how.learns and bool(job.learned[job.order].any())
-    for name in ("token_s", "pair_s", "decode_s", "head_s", "context_s", "weight_s"):
+    for name in ("token_s", "pair_s", "decode_s", "head_s", "context_s", "spared_s", "weight_s"):
         row[name] = getattr(prices, name)
     row["root_density"], row["left_slack"] = job.root_density, how.left_slack
     row["overcommit"] = how.overcommit
@@ -173,6 +175,16 @@ def _requests(job: BatcherJob, stratum: Int32, share: bool) -> Any:
     rows["status"] = DONE
     rows["status"][job.order] = WAITING
     return rows
+
+
+def _spared_len(tree: PrefixTree, sharers: Int32, prices: StepPrices) -> Float64:
+    """Prompt tokens [N] whose reads a request is spared if all `sharers` [K] decode at once.
+
+    A token that costs a part of a read counts as that part.
+    """
+    others = 1 - 1 / np.maximum(sharers, 1)
+    spared = sum_to_leaf(tree.parent, tree.edge_len * others)[tree.leaf_node]
+    return np.asarray(spared * prices.spared_s / prices.context_s)
 
 
 def _nodes(tree: PrefixTree, order: Int32, share: bool) -> Any:

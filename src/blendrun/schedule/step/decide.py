@@ -17,7 +17,7 @@ from blendrun.schedule.step.admit import (
 from blendrun.schedule.step.choose import next_on_demand, right_that_fits, taken_from_end
 from blendrun.schedule.step.ends import update_headroom
 from blendrun.schedule.step.expectations import bin_of, learn
-from blendrun.schedule.step.ledger import fill, grow
+from blendrun.schedule.step.ledger import begin_reading, fill, grow
 from blendrun.schedule.step.lists import head_sample, must_divide, sides_of_running
 from blendrun.schedule.step.remaining import (
     chunk_s,
@@ -130,6 +130,7 @@ def _budget(state: State) -> tuple[float, int]:
     if counts.num_unlearned > 0 and limits.learns:  # the ratio is not known yet: spend no more
         ratio = 0.0  # compute than the step takes anyway
     read_s = (counts.context + counts.num_decoding) * limits.context_s
+    read_s -= counts.spared * limits.spared_s
     seconds = max(ratio * read_s, limits.weight_s) - counts.num_decodes * limits.decode_s
     return seconds, limits.chunk_size
 
@@ -222,10 +223,11 @@ def commit(state: State, finished: Bools) -> None:
         was_decoding = i < counts.num_decodes
         if was_decoding:
             counts.context += 1
+            read = slots[slot].computed - columns[request].spared_len
             slots[slot].rest_decodes -= 1
-            slots[slot].rest_context -= slots[slot].computed
+            slots[slot].rest_context -= read
             counts.rest_decodes -= 1
-            counts.rest_context -= slots[slot].computed
+            counts.rest_context -= read
         if slots[slot].computed < columns[request].known_len:
             continue
         if finished[i]:
@@ -244,6 +246,7 @@ def commit(state: State, finished: Bools) -> None:
             slots[slot].decoding = True
             counts.num_decoding += 1
             counts.context += slots[slot].computed
+            begin_reading(state, slot)
             expect_again(state, slot)
 
 

@@ -188,6 +188,30 @@ def leave(state: State, slot: int, finished: bool) -> None:
 
 
 @compiled_part
+def begin_reading(state: State, slot: int) -> None:
+    """A request decodes from now on: what others read of its prefix, it does not."""
+    nodes = state.nodes
+    node = state.requests[state.slots[slot].request].node
+    while node != ROOT:
+        if nodes[node].readers > 0:
+            state.counts.spared += nodes[node].end - nodes[node].start
+        nodes[node].readers += 1
+        node = nodes[node].parent
+
+
+@compiled_part
+def end_reading(state: State, slot: int) -> None:
+    """The opposite of `begin_reading`."""
+    nodes = state.nodes
+    node = state.requests[state.slots[slot].request].node
+    while node != ROOT:
+        nodes[node].readers -= 1
+        if nodes[node].readers > 0:
+            state.counts.spared -= nodes[node].end - nodes[node].start
+        node = nodes[node].parent
+
+
+@compiled_part
 def forget(state: State, request: int) -> None:
     """A waiting request will never run."""
     nodes = state.nodes

@@ -87,7 +87,8 @@ def divide(state: State, order: Int32) -> tuple[Int32, Int32]:
 def is_dense(state: State, request: int, mean: float, square: float, root: float) -> bool:
     """Whether a request has at least the density `root`, with these moments of its output."""
     columns, limits = state.requests, state.limits
-    read = (mean - 1) * columns[request].prompt_len + (square - mean) / 2
+    prompt_len = columns[request].prompt_len - columns[request].spared_len
+    read = (mean - 1) * prompt_len + (square - mean) / 2
     compute_s = columns[request].prefill_s + (mean - 1) * limits.decode_s
     return read <= 0 or compute_s >= root * (limits.context_s * read)
 

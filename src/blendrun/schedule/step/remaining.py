@@ -28,14 +28,16 @@ def chunk_s(state: State, start: int, end: int) -> float:
 def rest_work(state: State, request: int, decoding: bool) -> tuple[float, float]:
     """Expected decodes of an unfinished request, and the context tokens that they read.
 
-    The first token of a prefill comes without a decode.
+    The first token of a prefill comes without a decode. Of shared prefixes only a sharer's part
+    counts where a step reads them once for all.
     """
     columns = state.requests
     known = columns[request].known_len
     mean, square = rest_of(state, request, known - columns[request].prompt_len)
+    read = known - columns[request].spared_len
     if decoding:
-        return mean, mean * (known - 1) + (square + mean) / 2
-    return mean - 1, (mean - 1) * known + (square - mean) / 2
+        return mean, mean * (read - 1) + (square + mean) / 2
+    return mean - 1, (mean - 1) * read + (square - mean) / 2
 
 
 @compiled_part

@@ -42,6 +42,7 @@ REQUEST = np.dtype(
         ("planned_output", np.float64),  # output tokens that the plan expects
         ("footprint", np.float64),  # KV tokens of its own over its life, on average
         ("prefill_s", np.float64),  # compute of its prompt, with its share of shared prefixes
+        ("spared_len", np.float64),  # prompt tokens that it need not read: its sharers do
         ("status", np.int8),
         ("side", np.int8),
         ("num_preempted", np.int8),
@@ -56,6 +57,7 @@ NODE = np.dtype(
         ("end", np.int32),
         ("filled", np.int32),  # tokens whose K and V exist, or will when this step reads them
         ("users", np.int32),  # running requests below
+        ("readers", np.int32),  # of them, those that decode
         ("waiting", np.int32),  # other unfinished requests below
         ("owner", np.int32),  # slot that is computing it
         ("place", np.int32),  # in the list of resident nodes
@@ -171,6 +173,7 @@ COUNTS = np.dtype(
             "node_pages",
             "num_resident",
             "context",  # tokens that the decodes of the next step read, without their own
+            "spared",  # of them, those that are in a shared prefix and another decode reads
             "at_sample",  # places in the lists
             "at_left",
             "at_right",  # one past the last of a sequence with two ends
@@ -229,6 +232,7 @@ LIMITS = np.dtype(
             "decode_s",  # compute of a decode token, output head included
             "head_s",
             "context_s",  # reading one token of context
+            "spared_s",  # of it, where another decode of the step reads that token anyway
             "weight_s",  # reading the weights: no step is shorter
             "root_density",
             "left_slack",

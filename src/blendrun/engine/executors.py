@@ -1,0 +1,25 @@
+"""Who runs the operators of a step, and in which order.
+
+An executor may run operators at the same time, in any order in which each comes after all that its
+`after` names; the tokens are the same. On a CPU all resources are the same cores: there is nothing
+to gain but where `calibrate` finds an overlap, and the sequential executor is the only one.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from blendrun.engine.operators import Operator
+
+
+class Executor(Protocol):
+    def run(self, operators: Sequence[Operator]) -> None:
+        """Run all of a step's operators; what one raises comes out, and no other begins then."""
+        ...
+
+
+class SequentialExecutor:
+    """One operator after the other, in the order of the list."""
+
+    def run(self, operators: Sequence[Operator]) -> None:
+        for operator in operators:
+            operator.run()
