@@ -87,7 +87,7 @@ class PartsDecoder(Decoder):
     def forward(
         self, token_ids: Tensor, positions: Tensor, attend: Any, rows: Tensor | None = None
     ) -> Tensor:
-        num_seqs = len(attend.context_len)
+        num_seqs = len(attend.plan.context_len)
         cuts = np.unique(np.linspace(0, num_seqs, self.num_parts + 1).round().astype(int))
         parts = [
             _part(token_ids, positions, attend, rows, int(a), int(b)) for a, b in pairwise(cuts)
@@ -100,16 +100,21 @@ def _part(
     token_ids: Tensor, positions: Tensor, attend: Any, rows: Tensor | None, first: int, last: int
 ) -> StepPart:
     """Sequences [first, last) of a step."""
-    begin, end = int(attend.q_indptr[first]), int(attend.q_indptr[last])
+    whole, backend = attend.plan, attend.backend
+    begin, end = int(whole.q_indptr[first]), int(whole.q_indptr[last])
     mine = (attend.token_idx >= begin) & (attend.token_idx < end)
     only = replace(
         attend,
         token_idx=attend.token_idx[mine] - begin,
         slots=attend.slots[mine],
-        q_indptr=attend.q_indptr[first : last + 1] - begin,
-        context_len=attend.context_len[first:last],
-        page_table=attend.page_table[first:last],
-        shared=None,
+        plan=backend._attention.plan(
+            backend._k_cache[0],
+            whole.q_shape[1],
+            whole.q_indptr[first : last + 1] - begin,
+            whole.context_len[first:last],
+            whole.page_table[first:last],
+            whole.scale,
+        ),
     )
     if rows is not None:
         rows = rows[(rows >= begin) & (rows < end)] - begin

