@@ -2,7 +2,8 @@
 
 Tokens of all requests of a step come as one flat batch; where K and V live and who sees whom is
 the business of the `attend` callable. Rounds like transformers, so that float32 greedy output
-agrees. The caller holds `torch.inference_mode`.
+agrees. One of several ranks has some of the heads, of the MLP's columns and of the vocabulary; what
+ranks add up is whole on each. The caller holds `torch.inference_mode`.
 """
 
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.products import linear
 from blendrun.engine.rope import cos_sin, inverse_frequencies
 from blendrun.engine.row_blocks import in_blocks
+from blendrun.engine.tensor_group import ALONE, TensorGroup
 from blendrun.engine.weights import DecoderWeights, LayerWeights
 from blendrun.kernels.cpu.rms_norm import add_rms_norm
 from blendrun.kernels.cpu.rotation import Rotation
@@ -31,12 +33,21 @@ class Decoder:
     """A decoder-only transformer; holds weights and rope frequencies, no state of requests."""
 
     def __init__(
-        self, config: DecoderConfig, weights: DecoderWeights, row_block: int | None = None
+        self,
+        config: DecoderConfig,
+        weights: DecoderWeights,
+        row_block: int | None = None,
+        group: TensorGroup = ALONE,
     ) -> None:
-        """`row_block`: rows that are computed at a time (`row_blocks`); None: all of a step."""
-        self.config = config
+        """`config` is that of the whole model, `weights` are those of the group's shard.
+
+        `row_block`: rows that are computed at a time (`row_blocks`); None: all of a step.
+        """
+        self.config = config.sharded(group.shard)  # heads and MLP of this rank
         self.weights = weights
         self.row_block = row_block
+        self.group = group
+        self._first_token = group.shard.piece(config.vocab_size).start
         frequencies, self._rope_factor = inverse_frequencies(
             config.rope, config.head_dim, config.max_position
         )
@@ -62,7 +73,7 @@ class Decoder:
             rows: int64 [R], the tokens that need logits; None = all T.
         """
         layers, eps = self.weights.layers, self.config.rms_eps
-        hidden = F.embedding(token_ids, self.weights.embedding)
+        hidden = self._embed(token_ids)
         cos, sin = in_blocks(self._cos_sin, self.row_block, positions)
         norms = [*(layer.input_norm for layer in layers[1:]), self.weights.final_norm]
         x = add_rms_norm(hidden, None, layers[0].input_norm, eps)
@@ -72,15 +83,26 @@ class Decoder:
             if index == len(layers) - 1 and rows is not None:
                 # Nothing reads the other rows after the last attention.
                 hidden, mixed = hidden[rows], mixed[rows]
-            x = add_rms_norm(
-                hidden, self._linear(mixed, layer.out, layer.out_bias), layer.post_norm, eps
-            )
-            x = add_rms_norm(hidden, self._mlp(layer, x), next_norm, eps)
+            mixed = self.group.sum(self._linear(mixed, layer.out, layer.out_bias))
+            x = add_rms_norm(hidden, mixed, layer.post_norm, eps)
+            x = add_rms_norm(hidden, self.group.sum(self._mlp(layer, x)), next_norm, eps)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[R, vocab] in the model's dtype, of hidden states [R, H] from `forward`."""
+        """[R, vocab] in the model's dtype, of hidden states [R, H] from `forward`.
+
+        One of several ranks has the columns of its piece of the vocabulary.
+        """
         return self._linear(hidden, self.weights.head)
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        table = self.weights.embedding
+        if self.group.shard.size == 1:
+            return F.embedding(token_ids, table)
+        row = token_ids - self._first_token
+        is_elsewhere = (row < 0) | (row >= len(table))
+        mine = F.embedding(row.masked_fill(is_elsewhere, 0), table)
+        return self.group.sum(mine.masked_fill_(is_elsewhere[:, None], 0.0))
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         (out,) = in_blocks(lambda block: (linear(block, weight, bias),), self.row_block, x)
