@@ -26,8 +26,8 @@ _END = 0  # a kind of message that no rank knows
 
 def _ranks(
     size: int, in_order: bool, work: Callable[[Ranks], R], threads: ThreadPoolExecutor
-) -> tuple[Ranks, list[Future[R]]]:
-    """The first rank, for the caller; `work` on each of the others."""
+) -> tuple[Ranks, list[Future[R]], Any]:
+    """The first rank, for the caller; `work` on the others; a store to keep to the end."""
     store = open_store()
     meeting = Meeting(store.port, 60.0, in_order)
     cpu = torch.device("cpu")
@@ -35,13 +35,13 @@ def _ranks(
         threads.submit(lambda rank: work(join(Shard(rank, size), meeting, cpu)), rank)
         for rank in range(1, size)
     ]
-    return join(Shard(0, size), meeting, cpu), others
+    return join(Shard(0, size), meeting, cpu), others, store
 
 
 def on_ranks(size: int, work: Callable[[Ranks], R], in_order: bool = False) -> list[R]:
     """What `work` makes on each of `size` ranks."""
     with ThreadPoolExecutor(size) as threads:
-        first, others = _ranks(size, in_order, work, threads)
+        first, others, _store = _ranks(size, in_order, work, threads)
         return [work(first), *(other.result() for other in others)]
 
 
@@ -56,12 +56,15 @@ def load_on_threads(files: ModelFiles, settings: ExecuteSettings) -> LoadedModel
             follow(decoder, attention)
 
     threads = ThreadPoolExecutor(settings.tp)
-    first, others = _ranks(settings.tp, settings.deterministic, work, threads)
+    first, others, store = _ranks(settings.tp, settings.deterministic, work, threads)
+
+    held = [store]
 
     def close() -> None:
         first.tell(Message(_END, [], np.zeros(0, np.int32)))
         for other in others:
             other.result()
         threads.shutdown()
+        del held[:]
 
     return replace(LoadedModel.load(files, settings, first), close=close)
