@@ -8,6 +8,7 @@ from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
 
 import torch
 
@@ -57,6 +58,8 @@ class _OtherRanks:
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
         torch.set_num_threads(threads)
+        # before multiprocessing waits for them: they do not hear its SIGTERM
+        self._at_exit = Finalize(None, self.close, exitpriority=1)
         meeting = self._meeting._replace(timeout_s=_FOR_EVER_S)
         context = get_context("spawn")
         with signals_held():
@@ -84,6 +87,7 @@ class _OtherRanks:
 
     def close(self) -> None:
         """End them; none of them has anything to save."""
+        self._at_exit.cancel()
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
