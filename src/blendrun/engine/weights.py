@@ -209,8 +209,10 @@ def _fill(target: _Target, stored: StoredTensor) -> None:
 
 
 def _is_ignorable(name: str, config: DecoderConfig, shard: Shard) -> bool:
-    """What says nothing new (stored rope frequencies, a copy of a tied head), or another rank has:
-    biases of what is added up."""
+    """What says nothing new (stored rope frequencies, a copy of a tied head) or the first rank has.
+
+    That is, biases of what the ranks add up.
+    """
     if shard.rank > 0 and name.endswith(("o_proj.bias", "down_proj.bias")):
         return True
     return name.endswith("rotary_emb.inv_freq") or (

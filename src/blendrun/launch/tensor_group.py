@@ -4,6 +4,7 @@ Each is a process with its share of the cores. One that dies is an error of the 
 when the first rank ends, however it does, so do they.
 """
 
+import time
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -90,8 +91,9 @@ class _OtherRanks:
         self._at_exit.cancel()
         for pipe in self._pipes:
             pipe.close()
+        end_s = time.monotonic() + _END_S
         for process in self._processes:
-            process.join(_END_S)
+            process.join(max(0.0, end_s - time.monotonic()))
             if process.exitcode is None:
                 process.kill()
                 process.join()
