@@ -100,15 +100,15 @@ def _part(
     token_ids: Tensor, positions: Tensor, attend: Any, rows: Tensor | None, first: int, last: int
 ) -> StepPart:
     """Sequences [first, last) of a step."""
-    whole, backend = attend.plan, attend.backend
+    whole, runner = attend.plan, attend.runner
     begin, end = int(whole.q_indptr[first]), int(whole.q_indptr[last])
     mine = (attend.token_idx >= begin) & (attend.token_idx < end)
     only = replace(
         attend,
         token_idx=attend.token_idx[mine] - begin,
         slots=attend.slots[mine],
-        plan=backend._attention.plan(
-            backend._k_cache[0],
+        plan=runner._attention.plan(
+            runner._k_cache[0],
             whole.q_shape[1],
             whole.q_indptr[first : last + 1] - begin,
             whole.context_len[first:last],

@@ -72,10 +72,10 @@ def plan_files(
     return path, make_plan([str(s) for s in sources], resolved, path, ignore_progress)
 
 
-def execute(plan: Path, run_dir: Path, **settings: Any) -> Any:
-    """Execute in float32 unless told otherwise; the RunResult."""
+def execute(plan: Path, run_dir: Path, load: Any = None, **settings: Any) -> Any:
+    """Execute in float32 unless told otherwise; the RunResult. `load`: a `ModelLoader`."""
     from blendrun.engine.execute import execute_plan
     from blendrun.engine.settings import ExecuteSettings
 
     wanted = ExecuteSettings(**{"dtype": "float32", "flush_interval_s": 0.0, **settings})
-    return execute_plan(plan, run_dir, wanted, SILENT)
+    return execute_plan(plan, run_dir, wanted, SILENT, load=load)

@@ -293,17 +293,26 @@ def test_error_rows_make_exit_code_3(blendrun: Blendrun, checkpoint: Path, tmp_p
         assert "(3 rows)" in said.out
 
 
-@pytest.mark.parametrize("flag", ["--tp", "--dp"])
-def test_several_ranks_are_not_there_yet(flag: str, planned: Blendrun, tmp_path: Path):
-    said = planned("execute", "plan.json", "--run-dir", "run", flag, "2")
-    assert_refused(said, "not there yet", "hint: leave --tp and --dp at 1")
+def test_data_parallel_ranks_are_not_there_yet(planned: Blendrun, tmp_path: Path):
+    said = planned("execute", "plan.json", "--run-dir", "run", "--dp", "2")
+    assert_refused(said, "not there yet", "hint: leave --dp at 1")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_plan_for_several_ranks_is_not_there_yet(blendrun: Blendrun, checkpoint: Path):
+def test_ranks_that_do_not_divide_the_heads_are_refused_with_those_that_do(
+    planned: Blendrun, tmp_path: Path
+):
+    said = planned("execute", "plan.json", "--run-dir", "run", "--tp", "3")
+    assert_refused(said, "among 3 ranks", "hint: tensor-parallel sizes that divide its heads: 1, 2")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_for_two_ranks_runs_on_two(blendrun: Blendrun, checkpoint: Path, tmp_path: Path):
     words = ["plan", "rows.jsonl", "--model", checkpoint, "--hardware", "cpu", "--tp", "2"]
     assert blendrun(*words).code == 0
-    assert_refused(blendrun("execute", "plan.json"), "not there yet", "--tp 2")
+    assert blendrun("execute", "plan.json", "--run-dir", "run").code == 0
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["environment"]["tp"] == 2
 
 
 @pytest.mark.parametrize(
@@ -394,7 +403,7 @@ def test_run_with_a_changed_input_keeps_what_is_still_asked_for(
 def test_run_refuses_several_ranks_before_planning(
     blendrun: Blendrun, checkpoint: Path, tmp_path: Path
 ):
-    said = blendrun("run", "rows.jsonl", "-o", "out", "--model", checkpoint, "--tp", "2")
+    said = blendrun("run", "rows.jsonl", "-o", "out", "--model", checkpoint, "--dp", "2")
     assert_refused(said, "not there yet")
     assert not (tmp_path / "out").exists()
 

@@ -207,3 +207,15 @@ def test_collectives_of_a_small_step_take_their_latency():
 )
 def test_collectives_can_cost_nothing(cost: CostModel):
     assert cost.collective_s([1, 500]).tolist() == [0, 0]
+
+
+def test_ranks_on_one_cpu_share_it_and_gpus_do_not():
+    shape, cpu = ModelShape.load("llama-3.1-8b"), HardwareProfile.load("cpu")
+    one, two, many = (CostModel.of_group(shape, cpu, tp) for tp in (1, 2, 16))
+    assert two.prefill_s(0, 100) == pytest.approx(one.prefill_s(0, 100))
+    assert two.memory_s(100, 10) == pytest.approx(one.memory_s(100, 10))
+    assert two.hardware.memory_bytes == pytest.approx(one.hardware.memory_bytes / 2)
+    # 8 KV heads on 16 ranks: each is read twice
+    assert many.memory_s(100, 10) == pytest.approx(2 * one.memory_s(100, 10))
+    gpu = HardwareProfile.load("h200")
+    assert CostModel.of_group(shape, gpu, 2) == CostModel(shape, gpu, 2)

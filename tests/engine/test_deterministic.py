@@ -59,14 +59,12 @@ def logits_of(
     seen: Logits = {}
     real = TokenDrawer.draw
 
-    def noted(drawer: TokenDrawer, logits: torch.Tensor, batch: Any) -> Any:
-        positions = (batch.start + batch.num_tokens)[batch.needs_logits].tolist()
-        requests = batch.request[batch.needs_logits]
+    def noted(drawer: TokenDrawer, logits: torch.Tensor, requests: Any, positions: Any) -> Any:
         for row, position, values in zip(
-            drawer._requests.row[requests].tolist(), positions, logits, strict=True
+            drawer._requests.row[requests].tolist(), positions.tolist(), logits, strict=True
         ):
             seen[row, position] = values.clone()
-        return real(drawer, logits, batch)
+        return real(drawer, logits, requests, positions)
 
     with monkeypatch.context() as patch:
         patch.setattr(TokenDrawer, "draw", noted)

@@ -12,7 +12,7 @@ import torch
 from blendrun.config import resolve
 from blendrun.data.manifest import read_manifest
 from blendrun.data.results import ResultJournal, read_answers, read_steps
-from blendrun.engine import drawing, torch_backend
+from blendrun.engine import drawing, step_runner, torch_backend
 from blendrun.engine.execute import execute_sample
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.settings import ExecuteSettings
@@ -133,7 +133,7 @@ def test_reading_shared_prefixes_at_once_does_not_change_an_answer(
 
     if backend == "cpp" and CpuAttention().backend == "torch":
         pytest.skip(CpuAttention().backend_reason())
-    monkeypatch.setattr(torch_backend, "find_shared_prefixes", find)
+    monkeypatch.setattr(step_runner, "find_shared_prefixes", find)
     monkeypatch.setenv(BACKEND_VARIABLE, backend)
     plan, _ = plan_files(tmp_path / "plan.json", [rows], checkpoint)
     for shares in (True, False):
@@ -370,8 +370,8 @@ def test_a_shape_can_not_be_executed(tmp_path: Path):
     assert "--model" in caught.value.hint
 
 
-def test_a_plan_for_several_ranks_is_refused_plainly(checkpoint, rows, tmp_path: Path):
-    plan, _ = plan_files(tmp_path / "plan.json", [rows], checkpoint, tp=2)
+def test_a_plan_for_several_data_parallel_ranks_is_refused(checkpoint, rows, tmp_path: Path):
+    plan, _ = plan_files(tmp_path / "plan.json", [rows], checkpoint, dp=2)
     with pytest.raises(PlanError, match="not there yet"):
         execute(plan, tmp_path / "run")
 

@@ -1,6 +1,7 @@
 """Whoever runs the operators, and in which legal order: a job's tokens are the same."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ def expected(plan: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[
 
 
 def in_parts(monkeypatch: pytest.MonkeyPatch, executor: Executor) -> None:
-    monkeypatch.setattr(assembly, "Decoder", lambda *args: PartsDecoder(*args, executor=executor))
+    parts = partial(PartsDecoder, executor=executor)
+    monkeypatch.setattr(assembly, "Decoder", parts)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from blendrun.engine import kv_memory
+from blendrun.engine.tensor_group import ALONE
 from blendrun.errors import CapacityError
 from tiny_jobs import tree_of
 
@@ -25,24 +26,25 @@ def test_a_page_holds_k_and_v_of_all_layers():
 
 
 def test_asked_memory_is_a_limit():
-    assert kv_memory.num_pages(JOB, ALL, 4, 100, asked_bytes=799) == 7
+    assert kv_memory.num_pages(JOB, ALL, 4, 100, limit=799) == 7
 
 
 def test_no_more_pages_than_the_pending_requests_can_use():
-    everything = kv_memory.num_pages(JOB, ALL, 4, 100, asked_bytes=10**12)
-    few = kv_memory.num_pages(JOB, np.array([2]), 4, 100, asked_bytes=10**12)
+    everything = kv_memory.num_pages(JOB, ALL, 4, 100, limit=10**12)
+    few = kv_memory.num_pages(JOB, np.array([2]), 4, 100, limit=10**12)
     assert 69 / 4 < few + (3 + 5 + 10 + 20) / 4 <= everything + 1
     assert 69 / 4 <= everything < 100
 
 
 def test_without_a_wish_it_is_a_part_of_the_free_memory(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kv_memory, "available_memory_bytes", lambda: 1000)
-    assert kv_memory.num_pages(JOB, ALL, 4, 100, asked_bytes=None) == 6
+    assert kv_memory.least_free_bytes(ALONE) == 600
+    assert kv_memory.free_bytes(num_ranks=3) == 200
 
 
 def test_memory_below_one_page_is_refused_with_a_way_out():
     with pytest.raises(CapacityError, match=r"99 B is less than one KV page \(100 B\)") as caught:
-        kv_memory.num_pages(JOB, ALL, 4, 100, asked_bytes=99)
+        kv_memory.num_pages(JOB, ALL, 4, 100, limit=99)
     assert "--kv-memory" in caught.value.hint
 
 

@@ -18,6 +18,7 @@ from blendrun.data.model_files import ModelFiles, resolve_model
 from blendrun.engine import assembly, attempt, execute
 from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.noise import uniforms
+from blendrun.engine.tensor_group import ALONE
 from blendrun.engine.torch_backend import StepResult
 from blendrun.schedule.batch import Batch
 from tiny_models import write_tokenizer
@@ -94,6 +95,6 @@ def install(watch: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> N
 def _load(files: ModelFiles, _settings: Any) -> assembly.LoadedModel:
     config = DecoderConfig.from_hf(files.config)
     attention = SimpleNamespace(backend="none", backend_reason=lambda: "a fake engine")
-    decoder = SimpleNamespace(config=config, row_block=None)
+    decoder = SimpleNamespace(config=config, row_block=None, group=ALONE)
     detokenizer = Detokenizer.from_folder(files.folder)
-    return assembly.LoadedModel(files, config, decoder, attention, {}, detokenizer, None)
+    return assembly.LoadedModel(files, decoder, attention, {}, detokenizer, None)

@@ -30,6 +30,8 @@ def execute(
     plan: Annotated[Path, typer.Argument(help="A plan made by blendrun plan.")],
     run_dir: flags.RunDir = None,
     model: flags.ModelPath = None,
+    tp: flags.RunTp = None,
+    dp: flags.Dp = None,
     dtype: flags.Dtype = None,
     kv_memory: flags.KvMemory = None,
     page_size: flags.PageSize = None,
@@ -43,13 +45,11 @@ def execute(
     output_part_size: flags.OutputPartSize = None,
     time_limit: flags.TimeLimit = None,
     retry_errors: flags.RetryErrors = None,
-    tp: flags.Tp = None,
-    dp: flags.Dp = None,
 ) -> None:
     """Run a plan; started again, it continues. Writes RUN_DIR/outputs.parquet."""
     given, begin_s = dict(locals()), time.monotonic()
-    refuse_parallelism(tp, dp)
-    settings = {k: v for k, v in given.items() if k not in ("plan", "run_dir", "tp", "dp")}
+    refuse_parallelism(dp)
+    settings = {k: v for k, v in given.items() if k not in ("plan", "run_dir", "dp")}
     run_plan(plan, run_dir or default_run_dir(plan), settings, begin_s)
 
 
@@ -57,12 +57,10 @@ def default_run_dir(plan: Path) -> Path:
     return plan.with_name(f"{plan.name.removesuffix('.json')}.run")
 
 
-def refuse_parallelism(tp: int | None, dp: int | None) -> None:
-    """Raises InputError for more than one rank."""
-    if (tp or 1) != 1 or (dp or 1) != 1:
-        raise InputError(
-            "tensor and data parallelism are not there yet", "leave --tp and --dp at 1"
-        )
+def refuse_parallelism(dp: int | None) -> None:
+    """Raises InputError for more than one data-parallel rank."""
+    if (dp or 1) != 1:
+        raise InputError("data parallelism is not there yet", "leave --dp at 1")
 
 
 def run_plan(plan: Path, run_dir: Path, given: dict[str, Any], begin_s: float) -> None:
@@ -73,8 +71,9 @@ def run_plan(plan: Path, run_dir: Path, given: dict[str, Any], begin_s: float) -
     settings = flags.execute_settings(given)
     with engine_run(run_dir, settings) as events:
         from blendrun.engine.execute import execute_plan
+        from blendrun.launch.tensor_group import load_model
 
-        result = execute_plan(plan, run_dir, settings, events, begin_s)
+        result = execute_plan(plan, run_dir, settings, events, begin_s, load_model)
     with stdout_may_close():
         if result.was_complete:
             typer.echo("the run was complete already: nothing to do")

@@ -155,10 +155,15 @@ IgnoreEos = Annotated[
 ]
 RunDir = Annotated[Path | None, typer.Option(help="Folder of the run (default: NAME.run).")]
 ModelPath = Annotated[str | None, typer.Option(help="Where the plan's model lies, if it moved.")]
+RunTp = Annotated[
+    int | None, typer.Option("--tp", help="Tensor-parallel ranks (default: those of the plan).")
+]
 Dtype = Annotated[str | None, _run("dtype", "bfloat16 or float32, of weights and KV.")]
 KvMemory = Annotated[
     str | None,
-    typer.Option(help="KV memory, such as 4GiB (default: what is needed, at most 60 % of free)."),
+    typer.Option(
+        help="KV memory of a rank, such as 4GiB (default: what is needed, at most 60 % of free)."
+    ),
 ]
 PageSize = Annotated[int | None, _run("page_size", "Tokens of a KV page.")]
 ChunkSize = Annotated[int | None, _run("chunk_size", "Prefill tokens of a step at most.")]

@@ -104,8 +104,9 @@ def _warm_up(
     engine = flags.execute_settings(execute_flags)
     with engine_run(run_dir, engine) as events:
         from blendrun.engine.execute import execute_sample
+        from blendrun.launch.tensor_group import load_model
 
-        execute_sample(output, run_dir, engine, events)
+        execute_sample(output, run_dir, engine, events, load_model)
     runs = (*settings.value.lengths_from, str(run_dir))
     with StageProgress() as progress:
         wanted = Resolved(replace(settings.value, lengths_from=runs), settings.origins)

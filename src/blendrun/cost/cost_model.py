@@ -6,14 +6,14 @@ arithmetic on them. Knows nothing of prefix sharing: callers add up chunks that 
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 
 from blendrun.cost.arrays import Floats, Numbers, as_floats
 from blendrun.cost.hardware import HardwareProfile
 from blendrun.cost.model_shape import BF16_BYTES, ModelShape
-from blendrun.errors import InputError
+from blendrun.cost.tensor_shards import check_tp
 
 Flavour = Literal["product", "paper"]
 
@@ -35,12 +35,19 @@ class CostModel:
     flavour: Flavour = "product"
 
     def __post_init__(self) -> None:
-        if self.tp not in self.shape.valid_tp_sizes():
-            sizes = ", ".join(map(str, self.shape.valid_tp_sizes()))
-            raise InputError(
-                f"{self.shape.name} cannot be divided among {self.tp} ranks",
-                f"tensor-parallel sizes that divide its heads: {sizes}",
-            )
+        check_tp(self.tp, self.shape.num_heads, self.shape.num_kv_heads, self.shape.name)
+
+    @classmethod
+    def of_group(
+        cls,
+        shape: ModelShape,
+        hardware: HardwareProfile,
+        tp: int = 1,
+        flavour: Flavour = "product",
+    ) -> Self:
+        """Prices of a group of `tp` ranks: each has a GPU of its own, on a CPU they share it."""
+        each = hardware.shared_by(tp) if hardware.kind == "cpu" else hardware
+        return cls(shape, each, tp, flavour)
 
     def prefill_s(self, start: Numbers, end: Numbers) -> Floats:
         """Compute of prompt tokens [start, end) of one request, without the output head.

@@ -16,6 +16,14 @@ from blendrun.config import from_table, read_toml, shipped_config, shipped_names
 from blendrun.cost import machine
 from blendrun.errors import InputError
 
+_SHARED = (  # what ranks on one device divide among them, beside gemm_flops
+    "compute_flops",
+    "memory_bandwidth",
+    "memory_bytes",
+    "attention_flops",
+    "kv_memory_bytes",
+)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _PerCore:
@@ -142,6 +150,16 @@ class HardwareProfile:
             for key, value in dataclasses.asdict(self).items()
             if value != math.inf or defaults[key] != math.inf
         }
+
+    def shared_by(self, ranks: int) -> Self:
+        """The part of each of `ranks` that share this device; fixed costs stay what they are."""
+        if ranks == 1:
+            return self
+        parts = {
+            name: getattr(self, name) / ranks for name in _SHARED if getattr(self, name) is not None
+        }
+        gemm_flops = tuple(rate / ranks for rate in self.gemm_flops)
+        return dataclasses.replace(self, **parts, gemm_flops=gemm_flops)
 
     @property
     def overlaps(self) -> bool:

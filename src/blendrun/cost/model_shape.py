@@ -15,6 +15,7 @@ from blendrun.config import from_table, read_toml, shipped_config, shipped_names
 from blendrun.cost.arrays import Floats, Numbers, as_floats
 from blendrun.cost.hf_config import LATENT_TYPES, Fields
 from blendrun.cost.param_count import count_params
+from blendrun.cost.tensor_shards import valid_tp_sizes
 from blendrun.errors import InputError
 
 BF16_BYTES = 2
@@ -123,16 +124,8 @@ class ModelShape:
         return self.num_layers * width * element_bytes
 
     def valid_tp_sizes(self) -> tuple[int, ...]:
-        """Tensor-parallel sizes that divide the heads evenly, ascending.
-
-        A size divides the query heads, and it divides the KV heads or they divide it.
-        """
-        return tuple(
-            size
-            for size in range(1, self.num_heads + 1)
-            if self.num_heads % size == 0
-            and (self.num_kv_heads % size == 0 or size % self.num_kv_heads == 0)
-        )
+        """Tensor-parallel sizes that divide the heads evenly, ascending."""
+        return valid_tp_sizes(self.num_heads, self.num_kv_heads)
 
     def touched_params(self, num_tokens: Numbers) -> Floats:
         """Weights that a step over `num_tokens` tokens reads: layers and output head.

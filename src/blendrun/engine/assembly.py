@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -33,11 +34,12 @@ from blendrun.engine.prompt_scores import PromptScores
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.row_blocks import ROW_BLOCK
 from blendrun.engine.settings import ExecuteSettings
+from blendrun.engine.tensor_group import ALONE, TensorGroup
 from blendrun.engine.torch_backend import TorchBackend
 from blendrun.engine.twins import Twins, find_twins
 from blendrun.engine.unfinished import Unfinished
 from blendrun.engine.weights import load_weights
-from blendrun.errors import PlanError
+from blendrun.errors import BackendError, PlanError
 from blendrun.kernels.cpu.attention import CpuAttention
 from blendrun.kernels.cpu.library import load_all
 from blendrun.schedule.batcher import Batcher
@@ -52,29 +54,49 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """A model in memory, ready for requests."""
+    """A model in memory, ready for requests; of a tensor-parallel group, the first rank's part."""
 
     files: ModelFiles
-    config: DecoderConfig
     decoder: Decoder
     attention: CpuAttention
     kernels: dict[str, str]  # what else is in C++, and why or why not
     detokenizer: Detokenizer
     reasoning: ReasoningMarks | None
+    close: Callable[[], None] = lambda: None  # ends the other ranks
 
     @classmethod
-    def load(cls, files: ModelFiles, settings: ExecuteSettings) -> Self:
+    def load(cls, files: ModelFiles, settings: ExecuteSettings, group: TensorGroup = ALONE) -> Self:
+        if group.shard.size != (settings.tp or 1):
+            raise BackendError(f"{settings.tp} tensor-parallel ranks need a launcher")
+        attention, kernels = CpuAttention(), load_all()
         config = DecoderConfig.from_hf(files.config)
-        weights = pack_weights(load_weights(files.folder, config, _DTYPES[settings.dtype]))
+        decoder = load_decoder(files.folder, config, settings, attention, group)
         marks = ReasoningMarks.from_folder(files.folder)
         detokenizer = Detokenizer.from_folder(
             files.folder, (marks.begin, marks.end) if marks else ()
         )
-        decoder = Decoder(config, weights, ROW_BLOCK if settings.deterministic else None)
-        attention, kernels = CpuAttention(), load_all()
-        if settings.deterministic:
-            check_deterministic(decoder, attention)
-        return cls(files, config, decoder, attention, kernels, detokenizer, marks)
+        return cls(files, decoder, attention, kernels, detokenizer, marks)
+
+
+def load_decoder(
+    folder: Path,
+    config: DecoderConfig,
+    settings: ExecuteSettings,
+    attention: CpuAttention,
+    group: TensorGroup,
+) -> Decoder:
+    """The decoder in checkpoint `folder`, or this rank's part of it; all ranks load at once.
+
+    Raises:
+        InputError: the weights are not those of `config` (the whole model's), or --deterministic
+            cannot be had.
+    """
+    weights = load_weights(folder, config, _DTYPES[settings.dtype], shard=group.shard)
+    row_block = ROW_BLOCK if settings.deterministic else None
+    decoder = Decoder(config, pack_weights(weights), row_block, group=group)
+    if settings.deterministic:
+        check_deterministic(decoder, attention)
+    return decoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +146,17 @@ def assemble(
     pending = twins.running
     begun, later = to_continue(requests, pending, twins.others, kept)
     dtype = _DTYPES[settings.dtype]
-    files, attention = model.files, model.attention
-    page_bytes = kv_memory.kv_bytes_per_page(model.config, settings.page_size, dtype.itemsize)
-    pages = kv_memory.num_pages(
-        requests, pending, settings.page_size, page_bytes, settings.kv_memory
-    )
+    files, attention, group = model.files, model.attention, model.decoder.group
+    config, page_size = model.decoder.config, settings.page_size
+    page_bytes = kv_memory.kv_bytes_per_page(config, page_size, dtype.itemsize)
+    limit = settings.kv_memory
+    if limit is None:
+        limit = kv_memory.least_free_bytes(group)
+    pages = kv_memory.num_pages(requests, pending, page_size, page_bytes, limit)
     hardware = HardwareProfile.load("this-cpu")
     hardware = replace(hardware, shared_reads=hardware.shared_reads and settings.shares_reads)
     shape = ModelShape.from_hf_config(files.config, plan.model.name)
-    cost = CostModel(shape, hardware)
+    cost = CostModel.of_group(shape, hardware, group.shard.size)
     generated = np.zeros(len(requests), np.int32)
     generated[[answer.request for answer in begun]] = [len(answer.token_ids) for answer in begun]
     batcher = _batcher(plan, settings, requests, pending, generated, cost, pages)
@@ -191,6 +215,7 @@ def assemble(
         "torch": torch.__version__,
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
+        "tp": group.shard.size,
         "dtype": settings.dtype,
         "attention": attention.backend,
         "attention_reason": attention.backend_reason(),
@@ -209,7 +234,7 @@ def assemble(
         "policy": plan.policy,
         "budget": batcher.budget,
         "learns_lengths": batcher.learns,
-        "hardware": hardware.to_table(),
+        "hardware": cost.hardware.to_table(),
         "model_shape": asdict(shape),
     }
     return Assembled(loop, len(begun), later, environment)

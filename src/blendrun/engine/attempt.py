@@ -17,6 +17,7 @@ from blendrun.cost import machine
 from blendrun.data.answer_keys import AnswerKeys
 from blendrun.data.answers import answers_table
 from blendrun.data.manifest import Attempt, Manifest, write_manifest
+from blendrun.data.model_files import ModelFiles
 from blendrun.data.results import ResultJournal, keys_of, read_answers
 from blendrun.engine.assembly import LoadedModel, assemble, find_model
 from blendrun.engine.deadline import Deadline
@@ -30,6 +31,9 @@ from blendrun.schedule.step.state import UNLEARNED
 from blendrun.tree.prefix_tree import Int32
 from blendrun.tree.strata import top_subtrees
 from blendrun.units import count_of
+
+# loads the model, and starts the other ranks where the settings ask for several
+ModelLoader = Callable[[ModelFiles, ExecuteSettings], LoadedModel]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,10 @@ class WindowRows(NamedTuple):
 
 
 class RunAttempt:
-    """Answers what a run has no answer for; the model is loaded when the first row needs it."""
+    """Answers what a run has no answer for; the model is loaded when the first row needs it.
+
+    Whoever makes one closes it.
+    """
 
     def __init__(
         self,
@@ -62,12 +69,16 @@ class RunAttempt:
         keys: AnswerKeys,
         deadline: Deadline,
         *,
+        load: ModelLoader | None = None,
         sample_only: bool = False,
     ) -> None:
+        """`load` loads the model; None: as one rank."""
         attempt = Attempt(datetime.now(UTC).isoformat(timespec="seconds"))
         manifest = replace(manifest, attempts=(*manifest.attempts, attempt))
         self._sample_only = sample_only
-        self._plan, self._settings, self._events = plan, settings, events
+        self._plan, self._events = plan, events
+        self._settings = replace(settings, tp=settings.tp or plan.tp)
+        self._load_model = load
         self._journal, self._keys, self._deadline = journal, keys, deadline
         self.manifest = manifest
         self._model: LoadedModel | None = None
@@ -78,6 +89,12 @@ class RunAttempt:
         self._unfinished = journal.read_unfinished()
         self._saved_rows = self._output_tokens = 0  # of the windows before this one
         self._last_tokens = 0  # with this one
+
+    def close(self) -> None:
+        """Let go of the model; other ranks that hold parts of it end."""
+        if self._model is not None:
+            self._model.close()
+            self._model = None
 
     def windows(self, plan_path: Path) -> Iterator["WindowRows"]:
         """Answers every window in turn; tells of each what its outputs are made of."""
@@ -188,7 +205,8 @@ class RunAttempt:
         self.manifest = replace(self.manifest, identity={**self.manifest.identity, **weights})
         if is_first_use():
             self._events.note("compiling the batcher: half a minute, once")
-        self._model = LoadedModel.load(files, self._settings)
+        load = self._load_model or LoadedModel.load
+        self._model = load(files, self._settings)
         self._loaded_at = time.monotonic()
         self.update(load_s=self._loaded_at - begin)
         return self._model

@@ -2,7 +2,8 @@
 
 Tokens of all requests of a step come as one flat batch; where K and V live and who sees whom is
 the business of the `attend` callable. Rounds like transformers, so that float32 greedy output
-agrees. The caller holds `torch.inference_mode`.
+agrees. One of several ranks has some of the heads, of the MLP's columns and of the vocabulary; what
+ranks add up is whole on each. The caller holds `torch.inference_mode`.
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from blendrun.engine.products import linear
 from blendrun.engine.rope import cos_sin, inverse_frequencies
 from blendrun.engine.row_blocks import in_blocks
 from blendrun.engine.step_part import StepPart
+from blendrun.engine.tensor_group import ALONE, TensorGroup
 from blendrun.engine.weights import DecoderWeights, LayerWeights
 from blendrun.kernels.cpu.rms_norm import add_rms_norm
 from blendrun.kernels.cpu.rotation import Rotation
@@ -35,15 +37,19 @@ class Decoder:
         weights: DecoderWeights,
         row_block: int | None = None,
         executor: Executor | None = None,
+        group: TensorGroup = ALONE,
     ) -> None:
-        """`row_block`: rows that are computed at a time (`row_blocks`); None: all of a step.
+        """`config` is that of the whole model, `weights` are those of the group's shard.
 
+        `row_block`: rows that are computed at a time (`row_blocks`); None: all of a step.
         `executor` runs the operators of `forward`; None: one after the other.
         """
         self._executor = executor or SequentialExecutor()
-        self.config = config
+        self.config = config.sharded(group.shard)  # heads and MLP of this rank
         self.weights = weights
         self.row_block = row_block
+        self.group = group
+        self._first_token = group.shard.piece(config.vocab_size).start
         frequencies, self._rope_factor = inverse_frequencies(
             config.rope, config.head_dim, config.max_position
         )
@@ -75,21 +81,34 @@ class Decoder:
     def operators(self, parts: Sequence[StepPart]) -> Sequence[Operator]:
         """All of a step's operators before the output head; they leave hidden states in `x`."""
         step, last = StepOperators(), len(self.weights.layers) - 1
-        for number, part in enumerate(parts):
+        numbered = tuple(enumerate(parts))
+        for number, part in numbered:
             step.add("embedding", 0, number, "compute", partial(self._embed, part))
+            self._add_sum(step, 0, number, part)
         for layer, weights in enumerate(self.weights.layers):
-            for number, part in enumerate(parts):
-                step.add("qkv", layer, number, "compute", partial(self._qkv, weights, part))
+            for number, part in numbered:
+                qkv = partial(self._qkv, weights, part, layer == 0)
+                step.add("qkv", layer, number, "compute", qkv)
                 attention = partial(self._attention, layer, weights, part)
                 step.add_attention(layer, number, part.attention, attention)
                 out = partial(self._out, weights, part, layer == last)
                 step.add("out", layer, number, "compute", out)
-                mlp = partial(self._mlp, weights, self._norm_after(layer), part)
-                step.add("mlp", layer, number, "compute", mlp)
+                self._add_sum(step, layer, number, part)
+                step.add("mlp", layer, number, "compute", partial(self._mlp, weights, part))
+                self._add_sum(step, layer, number, part)
+        for number, part in numbered:
+            step.add("norm", last, number, "compute", partial(self._final_norm, part))
         return step.all()
 
+    def _add_sum(self, step: StepOperators, layer: int, number: int, part: StepPart) -> None:
+        if self.group.shard.size > 1:
+            step.add("sum", layer, number, "network", partial(self._sum, part))
+
     def logits(self, hidden: Tensor) -> Tensor:
-        """[R, vocab] in the model's dtype, of hidden states [R, H] from `forward`."""
+        """[R, vocab] in the model's dtype, of hidden states [R, H] from `forward`.
+
+        One of several ranks has the columns of its piece of the vocabulary.
+        """
         return self._linear(hidden, self.weights.head)
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -99,18 +118,31 @@ class Decoder:
     def _cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         return cos_sin(positions, self._frequencies, self._rope_factor)
 
-    def _norm_after(self, layer: int) -> Tensor:
-        layers = self.weights.layers
-        return layers[layer + 1].input_norm if layer + 1 < len(layers) else self.weights.final_norm
-
     def _embed(self, part: StepPart) -> None:
-        part.hidden = F.embedding(part.token_ids, self.weights.embedding)
         part.cos, part.sin = in_blocks(self._cos_sin, self.row_block, part.positions)
-        norm = self.weights.layers[0].input_norm
-        part.x = add_rms_norm(part.hidden, None, norm, self.config.rms_eps)
+        table = self.weights.embedding
+        if self.group.shard.size == 1:
+            part.x = F.embedding(part.token_ids, table)
+            return
+        row = part.token_ids - self._first_token
+        is_elsewhere = (row < 0) | (row >= len(table))
+        mine = F.embedding(row.masked_fill(is_elsewhere, 0), table)
+        part.x = mine.masked_fill_(is_elsewhere[:, None], 0.0)
 
-    def _qkv(self, layer: LayerWeights, part: StepPart) -> None:
-        part.x = self._linear(part.x, layer.qkv, layer.qkv_bias)
+    def _sum(self, part: StepPart) -> None:
+        part.x = self.group.sum(part.x)
+
+    def _norm(self, part: StepPart, weight: Tensor) -> Tensor:
+        """Adds `x` to the residual stream, and gives the norm of that."""
+        return add_rms_norm(part.hidden, part.x, weight, self.config.rms_eps)
+
+    def _qkv(self, layer: LayerWeights, part: StepPart, is_first: bool) -> None:
+        if is_first:
+            part.hidden = part.x
+            x = add_rms_norm(part.hidden, None, layer.input_norm, self.config.rms_eps)
+        else:
+            x = self._norm(part, layer.input_norm)
+        part.x = self._linear(x, layer.qkv, layer.qkv_bias)
 
     def _attention(self, index: int, layer: LayerWeights, part: StepPart) -> None:
         config, num_tokens = self.config, len(part.token_ids)
@@ -124,10 +156,12 @@ class Decoder:
         if is_last and part.rows is not None:
             # Nothing reads the other rows after the last attention.
             part.hidden, part.x = part.hidden[part.rows], part.x[part.rows]
-        out = self._linear(part.x, layer.out, layer.out_bias)
-        part.x = add_rms_norm(part.hidden, out, layer.post_norm, self.config.rms_eps)
+        part.x = self._linear(part.x, layer.out, layer.out_bias)
 
-    def _mlp(self, layer: LayerWeights, next_norm: Tensor, part: StepPart) -> None:
-        inner = silu_mul(self._linear(part.x, layer.gate_up, layer.gate_up_bias))
-        out = self._linear(inner, layer.down, layer.down_bias)
-        part.x = add_rms_norm(part.hidden, out, next_norm, self.config.rms_eps)
+    def _mlp(self, layer: LayerWeights, part: StepPart) -> None:
+        x = self._norm(part, layer.post_norm)
+        inner = silu_mul(self._linear(x, layer.gate_up, layer.gate_up_bias))
+        part.x = self._linear(inner, layer.down, layer.down_bias)
+
+    def _final_norm(self, part: StepPart) -> None:
+        part.x = self._norm(part, self.weights.final_norm)

@@ -4,9 +4,10 @@ Fills in what each architecture takes for granted (biases, qk-norm, default head
 the config is supported at all was checked by `data.model_support`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from blendrun.cost.tensor_shards import Shard
 from blendrun.data.model_support import architecture, rope_settings
 
 _DEFAULT_KV_HEADS = {"MistralForCausalLM": 8, "Qwen2ForCausalLM": 32, "Qwen3ForCausalLM": 32}
@@ -25,7 +26,8 @@ class DecoderConfig:
     tied_embeddings: bool
     qkv_bias: bool
     out_bias: bool
-    mlp_bias: bool
+    mlp_bias: bool  # on gate and up
+    down_bias: bool
     qk_norm: bool
     rope: dict[str, Any]  # see `data.model_support.rope_settings`
     max_position: int
@@ -41,6 +43,7 @@ class DecoderConfig:
         num_heads = config["num_attention_heads"]
         qwen2 = kind == "Qwen2ForCausalLM"
         # Mistral has no such switch, Qwen2 always has biases on q, k and v and never on o.
+        mlp_bias = kind == "LlamaForCausalLM" and bool(config.get("mlp_bias", False))
         attention_bias = kind != "MistralForCausalLM" and bool(config.get("attention_bias", False))
         return cls(
             num_layers=config["num_hidden_layers"],
@@ -54,10 +57,26 @@ class DecoderConfig:
             tied_embeddings=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=qwen2 or attention_bias,
             out_bias=not qwen2 and attention_bias,
-            mlp_bias=kind == "LlamaForCausalLM" and bool(config.get("mlp_bias", False)),
+            mlp_bias=mlp_bias,
+            down_bias=mlp_bias,
             qk_norm=kind == "Qwen3ForCausalLM",
             rope=rope_settings(config),
             max_position=config["max_position_embeddings"],
+        )
+
+    def sharded(self, shard: Shard) -> "DecoderConfig":
+        """The part of one rank. `vocab_size` and `hidden_size` stay those of the whole.
+
+        What all ranks add up gets its bias from the first.
+        """
+        is_first = shard.rank == 0
+        return replace(
+            self,
+            num_heads=len(shard.heads(self.num_heads)),
+            num_kv_heads=len(shard.kv_heads(self.num_kv_heads)),
+            intermediate_size=len(shard.piece(self.intermediate_size)),
+            out_bias=self.out_bias and is_first,
+            down_bias=self.down_bias and is_first,
         )
 
     @property

@@ -12,15 +12,30 @@ from blendrun.engine.guides import Guides
 from blendrun.engine.logit_edits import LogitEdits
 from blendrun.engine.logprobs import StepLogprobs, drawn_logprobs
 from blendrun.engine.requests import EngineRequests
-from blendrun.engine.sampler import SamplingColumns, sample
-from blendrun.schedule.batch import Batch
-from blendrun.tree.prefix_tree import Int32
+from blendrun.engine.sampler import Sampled, SamplingColumns, sample
+from blendrun.tree.prefix_tree import Int32, Int64
 
 
 class Drawn(NamedTuple):
     token_ids: Int32  # [R]
     bad: npt.NDArray[np.bool_]  # [R] logits were not finite
     logprobs: StepLogprobs | None  # None: no row of the step asks for them
+
+    @classmethod
+    def of(cls, best: Sampled | None) -> "Drawn":
+        """Greedy tokens; None: of no row."""
+        if best is None:
+            return cls(np.zeros(0, np.int32), np.zeros(0, np.bool_), None)
+        return cls(best.token_ids, best.bad, None)
+
+    def with_rows(self, rows: Int32, drawn: "Drawn") -> "Drawn":
+        """The draws of `rows` in place of what is there."""
+        token_ids, bad = self.token_ids.copy(), self.bad.copy()
+        token_ids[rows], bad[rows] = drawn.token_ids, drawn.bad
+        logprobs = drawn.logprobs
+        if logprobs is not None:
+            logprobs = StepLogprobs(rows[logprobs.rows].astype(np.int64), logprobs.logprobs)
+        return Drawn(token_ids, bad, logprobs)
 
 
 class TokenDrawer:
@@ -32,12 +47,25 @@ class TokenDrawer:
         self._requests, self._generations, self._guides = requests, generations, guides
         self._edits = LogitEdits(requests, generations)
 
-    def draw(self, logits: Tensor, batch: Batch) -> Drawn:
-        """A token for each row of `logits` [R, vocab]; they may be changed in place."""
-        columns, request = self._requests, batch.request[batch.needs_logits]
+    def needs_logits(self, request: Int32) -> npt.NDArray[np.bool_]:
+        """Of which of the requests [R] the best token is not enough to know."""
+        columns = self._requests
+        return (
+            (columns.temperature[request] > 0)
+            | (columns.logprobs[request] >= 0)
+            | columns.has_edits[request]
+            | columns.has_structure[request]
+        )
+
+    def draw(self, logits: Tensor, request: Int32, position: Int64) -> Drawn:
+        """A token for each row of `logits` [R, vocab]; they may be changed in place.
+
+        `request` and `position` (of the token in its sequence) are those of the rows, [R].
+        """
+        columns = self._requests
         asks = np.flatnonzero(columns.logprobs[request] >= 0)
         drawn = sample(
-            self._changed(logits, request, len(asks) > 0), self._sampling(batch, request)
+            self._changed(logits, request, len(asks) > 0), self._sampling(request, position)
         )
         logprobs = None
         if len(asks):
@@ -61,9 +89,8 @@ class TokenDrawer:
             self._guides.mask(logits, guided, guides)
         return logits
 
-    def _sampling(self, batch: Batch, request: Int32) -> SamplingColumns:
+    def _sampling(self, request: Int32, position: Int64) -> SamplingColumns:
         columns = self._requests
-        position = (batch.start + batch.num_tokens)[batch.needs_logits].astype(np.int64)
         return SamplingColumns(
             columns.temperature[request],
             columns.top_p[request],

@@ -5,7 +5,7 @@ The same call starts a run and continues it. At the end every input row is in th
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from blendrun.cost.tensor_shards import check_tp
 from blendrun.data.answer_keys import AnswerKeys, has_keys, read_keys
 from blendrun.data.columns import ColumnNames
 from blendrun.data.detokenizer import Detokenizer
@@ -27,8 +28,9 @@ from blendrun.data.results import ResultJournal
 from blendrun.data.sources import SourceFile, check_sources, inputs_hash
 from blendrun.data.unfinished import UNFINISHED_SCHEMA
 from blendrun.engine.assembly import find_model
-from blendrun.engine.attempt import RunAttempt, RunEvents
+from blendrun.engine.attempt import ModelLoader, RunAttempt, RunEvents
 from blendrun.engine.deadline import Deadline
+from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.errors import InputError, PlanError
 from blendrun.schedule.continued_run import check_continues, plan_keys
@@ -47,7 +49,11 @@ class RunResult:
 
 
 def execute_sample(
-    plan_path: Path, run_dir: Path, settings: ExecuteSettings, events: RunEvents
+    plan_path: Path,
+    run_dir: Path,
+    settings: ExecuteSettings,
+    events: RunEvents,
+    load: ModelLoader | None = None,
 ) -> None:
     """Answer a sample of each top subtree whose output lengths nobody knows, and nothing else.
 
@@ -60,10 +66,19 @@ def execute_sample(
         if not manifest.is_complete:
             no_limit = Deadline(0.0, None)
             run = RunAttempt(
-                plan, settings, events, journal, manifest, keys, no_limit, sample_only=True
+                plan,
+                settings,
+                events,
+                journal,
+                manifest,
+                keys,
+                no_limit,
+                load=load,
+                sample_only=True,
             )
-            for _ in run.windows(plan_path):
-                pass
+            with closing(run):
+                for _ in run.windows(plan_path):
+                    pass
             write_manifest(run_dir, run.manifest)
 
 
@@ -73,13 +88,15 @@ def execute_plan(
     settings: ExecuteSettings,
     events: RunEvents,
     begin_s: float | None = None,
+    load: ModelLoader | None = None,
 ) -> RunResult:
     """Run a plan, or what is left of it, in `run_dir`.
 
     A run of the same model and settings is continued also where the input has changed since: what
     it has of rows that are still there is kept.
 
-    `begin_s`: when the time limit began to count, on the monotonic clock; None: now.
+    `begin_s`: when the time limit began to count, on the monotonic clock; None: now. `load`: loads
+    the model, on several ranks where the settings or the plan say so; None: on one.
 
     Raises:
         TimeLimitError: the time is over before all rows are answered; what is finished is saved.
@@ -102,8 +119,9 @@ def execute_plan(
             return RunResult(run_dir, path, *_num_rows(files.path), True)
         deadline = Deadline(begin if begin_s is None else begin_s, settings.time_limit_s)
         manifest = replace(manifest, is_complete=False)
-        run = RunAttempt(plan, settings, events, journal, manifest, keys, deadline)
-        windows = list(run.windows(plan_path))
+        run = RunAttempt(plan, settings, events, journal, manifest, keys, deadline, load=load)
+        with closing(run):
+            windows = list(run.windows(plan_path))
         journal.save_unfinished(UNFINISHED_SCHEMA.empty_table())
         drop_exports(run_dir)
         outputs = write_outputs(
@@ -133,7 +151,7 @@ def _opened(
 ) -> Iterator[tuple[Plan, ResultJournal, Manifest, AnswerKeys]]:
     """The plan, checked against its inputs; the run folder, which belongs to it; what it wants."""
     plan, sources = read_header(plan_path)
-    _check_executable(plan)
+    _check_executable(plan, settings)
     check_sources(sources)
     _export(plan, sources, settings).check()
     for name in OUTPUT_NAMES:
@@ -180,7 +198,7 @@ def _export(plan: Plan, sources: Sequence[SourceFile], settings: ExecuteSettings
     return Export(settings.output_format, sources, plan.model.name, plan.job_id, chats, tokens)
 
 
-def _check_executable(plan: Plan) -> None:
+def _check_executable(plan: Plan, settings: ExecuteSettings) -> None:
     if plan.window is not None:
         raise PlanError(
             f"this is window {plan.window} of a plan; its answers belong into that plan's run",
@@ -191,12 +209,16 @@ def _check_executable(plan: Plan) -> None:
             f"{plan.model.name} is a model shape without weights: it can be planned, not executed",
             "plan with a checkpoint: --model FOLDER, FILE.gguf or a Hugging Face id",
         )
-    if plan.tp != 1 or plan.dp != 1:
+    if plan.dp != 1:
         raise PlanError(
-            f"tensor and data parallelism are not there yet (the plan is for --tp {plan.tp} "
-            f"--dp {plan.dp})",
-            "plan with --tp 1 --dp 1",
+            f"data parallelism is not there yet (the plan is for --dp {plan.dp})",
+            "plan with --dp 1",
         )
+    tp = settings.tp or plan.tp
+    if tp > 1:
+        files = resolve_model(settings.model or plan.model.spec, weights=False)
+        config = DecoderConfig.from_hf(files.config)
+        check_tp(tp, config.num_heads, config.num_kv_heads, plan.model.name)
 
 
 def _num_rows(outputs: Path) -> tuple[int, int]:

@@ -1,17 +1,32 @@
 """How many KV pages a run gets."""
 
+import numpy as np
+
 from blendrun.cost.machine import available_memory_bytes
 from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.requests import EngineRequests
+from blendrun.engine.tensor_group import Message, TensorGroup
 from blendrun.errors import CapacityError
 from blendrun.tree.prefix_tree import Int32
 from blendrun.units import format_bytes
 
+MEMORY = 3  # kind of message: all ranks say how much they have
 _MEMORY_FRAC = 0.6  # of what is free: the rest is for weights, activations and everyone else
 
 
+def free_bytes(num_ranks: int) -> int:
+    """Memory for the KV pages of one of `num_ranks` ranks, which share this machine's."""
+    return int(available_memory_bytes() * _MEMORY_FRAC) // num_ranks
+
+
+def least_free_bytes(group: TensorGroup) -> int:
+    """What every rank of the group has for its KV pages. Only the first rank asks."""
+    group.tell(Message(MEMORY, [], np.zeros(0, np.int32)))
+    return group.least(free_bytes(group.shard.size))
+
+
 def kv_bytes_per_page(config: DecoderConfig, page_size: int, element_bytes: int) -> int:
-    """K and V of one page, over all layers."""
+    """K and V of one page on one rank, over all layers; `config` is the rank's."""
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * page_size * element_bytes
 
 
@@ -20,14 +35,13 @@ def num_pages(
     pending: Int32,
     page_size: int,
     bytes_per_page: int,
-    asked_bytes: int | None,
+    limit: int,
 ) -> int:
-    """Pages for the pending requests: what was asked for, else what they need and fits.
+    """Pages for the pending requests: what they need, at most `limit` bytes of them.
 
     Raises:
         CapacityError: not one page fits.
     """
-    limit = asked_bytes if asked_bytes is not None else int(available_memory_bytes() * _MEMORY_FRAC)
     tokens = requests.prompt_len[pending].sum(dtype="int64") + requests.max_tokens[pending].sum(
         dtype="int64"
     )

@@ -13,8 +13,10 @@ class ExecuteSettings:
     """Settings of `blendrun execute`."""
 
     model: str | None = None  # where the plan's model lies now, if it moved
+    tp: int | None = None  # tensor-parallel ranks; None: as many as the plan says
     dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of weights and KV
-    kv_memory: int | None = None  # bytes; None: what the job needs, at most 60 % of free memory
+    # bytes of each rank; None: what the job needs, all ranks at most 60 % of free memory
+    kv_memory: int | None = None
     page_size: int = 16  # tokens
     chunk_size: int = 1024  # prefill tokens in a step at most
     max_seqs: int = 512  # requests running at once at most
@@ -31,9 +33,10 @@ class ExecuteSettings:
     time_limit_s: float | None = None  # of the whole command; it stops in time to save
 
     def __post_init__(self) -> None:
-        for name in ("page_size", "chunk_size", "max_seqs"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("tp", "page_size", "chunk_size", "max_seqs"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1, not {value}")
         for name in ("flush_interval_s", "unfinished_interval_s", "log_interval_s"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} must be 0 or more, not {getattr(self, name)}")
@@ -49,7 +52,7 @@ class ExecuteSettings:
 
     def identity(self, plan: Plan) -> dict[str, Any]:
         """What the answers of a run of `plan` depend on."""
-        return {
+        identity = {
             "job_id": plan.job_id,
             "model": plan.model.fingerprint,
             "seed": plan.settings["seed"],
@@ -57,3 +60,6 @@ class ExecuteSettings:
             "ignore_eos": self.ignore_eos,
             "deterministic": self.deterministic,
         }
+        if self.deterministic:  # ranks add up in parts, which rounds otherwise
+            identity["tp"] = self.tp or plan.tp
+        return identity

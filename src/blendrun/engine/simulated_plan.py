@@ -32,7 +32,7 @@ def plan_cost(
     """Costs of the plan's model, on its own machine or on another."""
     profile = HardwareProfile.load(hardware or str(plan.settings["hardware"]))
     flavour: Flavour = "paper" if plan.cost == "paper" else "product"
-    return CostModel(shape or plan_shape(plan), profile, tp or plan.tp, flavour)
+    return CostModel.of_group(shape or plan_shape(plan), profile, tp or plan.tp, flavour)
 
 
 def simulated_job(stored: StoredPlan) -> SimulatedJob:

@@ -114,7 +114,7 @@ def _link(old: Path, new: Path) -> None:
 
 def _cost_model(model: PlannedModel, settings: PlanSettings) -> CostModel:
     hardware = HardwareProfile.load(settings.hardware)
-    cost = CostModel(model.shape, hardware, settings.tp, settings.cost)
+    cost = CostModel.of_group(model.shape, hardware, settings.tp, settings.cost)
     if cost.kv_capacity_tokens < 1:
         raise CapacityError(
             f"{model.shape.name} leaves no memory for KV pages on {hardware.name}",

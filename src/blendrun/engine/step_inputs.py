@@ -1,0 +1,53 @@
+"""Everything that a rank needs to know to compute a step, as flat arrays."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from blendrun.engine.tensor_group import Message
+from blendrun.tree.prefix_tree import Int32, Int64
+
+STEP = 1  # kind of message
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """Of T tokens in S sequences, of which R are followed by a token that is drawn.
+
+    KV pages are copied first, then the tokens' K and V are written, then attention reads.
+    """
+
+    slot: Int64  # [W] page * page_size + offset, …
+    token_idx: Int32  # [W] … of which token
+    copy_from: Int32  # [C] pages
+    copy_to: Int32  # [C]
+    token_ids: Int32  # [T]
+    positions: Int32  # [T]
+    num_tokens: Int32  # [S]
+    context_len: Int32  # [S] tokens, those of the step included
+    page_table: Int32  # [S, max_pages]
+    order: Int32  # [S] sequences, in the order of the prefix tree
+    drawn: Int32  # [R] tokens that are followed by a draw
+    whole: Int32  # of the R rows, those whose logits the first rank needs whole
+    scored: Int32  # [Q] tokens whose logits score a prompt
+
+    def message(self) -> Message:
+        """For the other ranks."""
+        arrays = [getattr(self, f.name) for f in fields(self)]
+        payload = np.concatenate([array.reshape(-1).view(np.int32) for array in arrays])
+        return Message(STEP, [array.size for array in arrays], payload)
+
+    @classmethod
+    def of(cls, message: Message) -> "StepInputs":
+        """What `message` said."""
+        sizes = dict(zip((f.name for f in fields(cls)), message.numbers, strict=False))
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        start = 0
+        for name, size in sizes.items():
+            end = start + size * (2 if name == "slot" else 1)
+            arrays[name], start = message.payload[start:end], end
+        arrays["slot"] = arrays["slot"].view(np.int64)  # the first, so that it is aligned
+        arrays["page_table"] = arrays["page_table"].reshape(sizes["num_tokens"], -1)
+        return cls(**arrays)

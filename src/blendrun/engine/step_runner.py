@@ -1,0 +1,176 @@
+"""A rank's part of a step: its layers over its own KV pages, its columns of the logits.
+
+What the step is, somebody else has decided, and who owns a page, too; the same code runs on every
+rank of a tensor-parallel group, and on one alone.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from blendrun.engine.decoder import Decoder
+from blendrun.engine.sampler import Sampled
+from blendrun.engine.step_inputs import StepInputs
+from blendrun.engine.tensor_group import Message
+from blendrun.engine.vocab_shards import best_tokens, whole_logits
+from blendrun.kernels.cpu.attention import AttentionPlan, CpuAttention
+from blendrun.kernels.cpu.rotary import rotate_and_write
+from blendrun.kernels.cpu.rotation import Rotation
+from blendrun.kernels.cpu.shared_prefixes import find_shared_prefixes
+
+PAGES = 2  # kind of message
+_DRAWN_AT_ONCE = 256  # rows; their logits are still in the caches when the best is looked for
+_SCORED_AT_ONCE = 64  # prompt positions; bounds their logits: 64 rows of 150 K tokens are 38 MB
+
+
+@dataclass(frozen=True, slots=True)
+class KvPages:
+    """The KV pages of a window of requests, and how attention reads them."""
+
+    num_pages: int
+    page_size: int  # tokens
+    share_reads: bool  # a prefix that requests share is read once for all of them
+    may_split: bool  # see `CpuAttention.plan`
+
+    def message(self) -> Message:
+        """For the other ranks."""
+        numbers = [self.num_pages, self.page_size, int(self.share_reads), int(self.may_split)]
+        return Message(PAGES, numbers, np.zeros(0, np.int32))
+
+    @classmethod
+    def of(cls, message: Message) -> "KvPages":
+        """What `message` said."""
+        num_pages, page_size, share_reads, may_split = message.numbers[:4]
+        return cls(num_pages, page_size, bool(share_reads), bool(may_split))
+
+
+class NextTokens(NamedTuple):
+    """What the draws of a step are made of; None on all ranks but the first."""
+
+    best: Sampled | None  # greedy, [R]; None where R is 0, too
+    logits: Tensor | None  # [A, vocab] of the rows that are `whole`
+
+
+class StepRunner:
+    """Holds the KV tensors of its heads."""
+
+    def __init__(self, decoder: Decoder, attention: CpuAttention, pages: KvPages) -> None:
+        config = decoder.config
+        self.attention_s = 0.0  # attention and KV writes, of the last step
+        self._decoder, self._attention, self._pages = decoder, attention, pages
+        self._k_cache, self._v_cache = attention.alloc_kv_cache(
+            config.num_layers,
+            pages.num_pages,
+            pages.page_size,
+            config.num_kv_heads,
+            config.head_dim,
+            decoder.dtype,
+        )
+
+    def forward(self, step: StepInputs) -> tuple[Tensor, Tensor]:
+        """Hidden states [R, H] for the draws and [Q, H] for the scores of prompts."""
+        self.attention_s = 0.0
+        rows = np.concatenate([step.drawn, step.scored]).astype(np.int64)
+        hidden = self._decoder.forward(
+            torch.from_numpy(step.token_ids.astype(np.int64)),
+            torch.from_numpy(step.positions.astype(np.int64)),
+            self._attend(step),
+            torch.from_numpy(rows),
+        )
+        return hidden[: len(step.drawn)], hidden[len(step.drawn) :]
+
+    def next_tokens(self, hidden: Tensor, step: StepInputs) -> NextTokens:
+        """What comes next after the R tokens whose hidden states these are."""
+        best: list[Sampled | None] = []
+        whole: list[Tensor | None] = []
+        vocab_size, group = self._decoder.config.vocab_size, self._decoder.group
+        for start in range(0, len(hidden), _DRAWN_AT_ONCE):
+            logits = self._decoder.logits(hidden[start : start + _DRAWN_AT_ONCE])
+            best.append(best_tokens(logits, vocab_size, group))
+            low, high = np.searchsorted(step.whole, [start, start + len(logits)])
+            if high > low:
+                rows = torch.from_numpy(step.whole[low:high].astype(np.int64) - start)
+                chosen = logits if len(rows) == len(logits) else logits[rows]
+                whole.append(whole_logits(chosen, vocab_size, group))
+        return NextTokens(_all_tokens(best), _all_rows(whole))
+
+    def prompt_logits(self, hidden: Tensor) -> Iterator[tuple[int, Tensor | None]]:
+        """Logits for hidden states [Q, H], some rows at a time, each with the first row's number.
+
+        None on all ranks but the first, which go through them all the same.
+        """
+        for start in range(0, len(hidden), _SCORED_AT_ONCE):
+            logits = self._decoder.logits(hidden[start : start + _SCORED_AT_ONCE])
+            vocab_size = self._decoder.config.vocab_size
+            yield start, whole_logits(logits, vocab_size, self._decoder.group)
+
+    def _attend(self, step: StepInputs) -> "_Attend":
+        if len(step.copy_from):
+            self._attention.copy_pages(
+                self._k_cache,
+                self._v_cache,
+                torch.from_numpy(step.copy_from),
+                torch.from_numpy(step.copy_to),
+            )
+        config, shared = self._decoder.config, None
+        if self._pages.share_reads:
+            shared = find_shared_prefixes(
+                step.order,
+                step.page_table,
+                step.num_tokens,
+                step.context_len,
+                self._pages.page_size,
+                config.num_heads // config.num_kv_heads,
+            )
+        indptr = np.concatenate([[0], np.cumsum(step.num_tokens)]).astype(np.int32)
+        plan = self._attention.plan(
+            self._k_cache[0],
+            config.num_heads,
+            torch.from_numpy(indptr),
+            torch.from_numpy(step.context_len),
+            torch.from_numpy(step.page_table),
+            config.head_dim**-0.5,
+            shared,
+            may_split=self._pages.may_split,
+        )
+        return _Attend(self, torch.from_numpy(step.token_idx), torch.from_numpy(step.slot), plan)
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, step: "_Attend"
+    ) -> Tensor:
+        """Turn q and k, write K and V of the step's tokens, then attend; [T, num_heads, D]."""
+        begin = time.perf_counter()
+        k_cache, v_cache = self._k_cache[layer], self._v_cache[layer]
+        rotate_and_write(q, k, v, rotation, k_cache, v_cache, step.token_idx, step.slots)
+        out = step.plan.run(q, k_cache, v_cache)
+        self.attention_s += time.perf_counter() - begin
+        return out
+
+
+def _all_tokens(parts: list[Sampled | None]) -> Sampled | None:
+    """Of all parts; None where there is none, or none on this rank."""
+    known = [part for part in parts if part is not None]
+    return Sampled(*map(np.concatenate, zip(*known, strict=True))) if known else None
+
+
+def _all_rows(parts: list[Tensor | None]) -> Tensor | None:
+    known = [part for part in parts if part is not None]
+    return torch.cat(known) if known else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Attend:
+    """A step's attention, planned once and run by every layer."""
+
+    runner: StepRunner
+    token_idx: Tensor  # int32 [W]
+    slots: Tensor  # int64 [W]
+    plan: AttentionPlan
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
+        return self.runner.attend(layer, q, k, v, rotation, self)
