@@ -27,7 +27,7 @@ from blendrun.data.results import ResultJournal
 from blendrun.data.sources import SourceFile, check_sources, inputs_hash
 from blendrun.data.unfinished import UNFINISHED_SCHEMA
 from blendrun.engine.assembly import find_model
-from blendrun.engine.attempt import RunAttempt, RunEvents
+from blendrun.engine.attempt import Ranks, RunAttempt, RunEvents
 from blendrun.engine.deadline import Deadline
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.errors import InputError, PlanError
@@ -73,13 +73,15 @@ def execute_plan(
     settings: ExecuteSettings,
     events: RunEvents,
     begin_s: float | None = None,
+    ranks: Ranks | None = None,
 ) -> RunResult:
     """Run a plan, or what is left of it, in `run_dir`.
 
     A run of the same model and settings is continued also where the input has changed since: what
     it has of rows that are still there is kept.
 
-    `begin_s`: when the time limit began to count, on the monotonic clock; None: now.
+    `begin_s`: when the time limit began to count, on the monotonic clock; None: now. `ranks` do the
+    work where there are several, and are closed before outputs are written.
 
     Raises:
         TimeLimitError: the time is over before all rows are answered; what is finished is saved.
@@ -102,8 +104,12 @@ def execute_plan(
             return RunResult(run_dir, path, *_num_rows(files.path), True)
         deadline = Deadline(begin if begin_s is None else begin_s, settings.time_limit_s)
         manifest = replace(manifest, is_complete=False)
-        run = RunAttempt(plan, settings, events, journal, manifest, keys, deadline)
-        windows = list(run.windows(plan_path))
+        run = RunAttempt(plan, settings, events, journal, manifest, keys, deadline, ranks=ranks)
+        try:
+            windows = list(run.windows(plan_path))
+        finally:
+            if ranks is not None:  # while the folder is still locked
+                ranks.close()
         journal.save_unfinished(UNFINISHED_SCHEMA.empty_table())
         drop_exports(run_dir)
         outputs = write_outputs(
@@ -191,11 +197,10 @@ def _check_executable(plan: Plan) -> None:
             f"{plan.model.name} is a model shape without weights: it can be planned, not executed",
             "plan with a checkpoint: --model FOLDER, FILE.gguf or a Hugging Face id",
         )
-    if plan.tp != 1 or plan.dp != 1:
+    if plan.tp != 1:
         raise PlanError(
-            f"tensor and data parallelism are not there yet (the plan is for --tp {plan.tp} "
-            f"--dp {plan.dp})",
-            "plan with --tp 1 --dp 1",
+            f"tensor parallelism is not there yet (the plan is for --tp {plan.tp})",
+            "plan with --tp 1",
         )
 
 

@@ -8,10 +8,11 @@ from typing import Protocol
 
 from blendrun.cost.cost_model import CostModel
 from blendrun.engine.chunk_log import check_log_folder, write_chunk_log
-from blendrun.engine.simulated_job import Outcome, SimulatedJob, SimulateOptions, simulate_job
+from blendrun.engine.simulated_job import Outcome, SimulatedJob, SimulateOptions
 from blendrun.engine.simulated_plan import plan_cost, plan_shape, simulated_job
 from blendrun.engine.simulated_run import check_run_folder, write_simulated_run
 from blendrun.errors import InputError
+from blendrun.launch.simulated_ranks import simulate_job
 from blendrun.report.what_if import Point, explore, parse_grid
 from blendrun.report.what_if_plot import plot_points
 from blendrun.schedule.orders import POLICIES

@@ -1,0 +1,1 @@
+"""Data-parallel ranks: who does what, hand-over of work, watch, restart; and how ranks start."""
