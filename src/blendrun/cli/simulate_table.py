@@ -16,7 +16,7 @@ def print_outcomes(outcomes: list[PolicyOutcome], num_guessed: int) -> None:
     out = console()
     first = outcomes[0].outcome
     best, cost = first.optimum, first.cost
-    ranks = len(first.ranks)
+    ranks = first.num_ranks
     engine = "overlapped" if first.options.overlaps else "sequential"
     out.print(
         f"simulated: {cost.shape.name} on {cost.hardware.name}, tp {cost.tp}, dp {ranks}, "

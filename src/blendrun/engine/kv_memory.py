@@ -7,7 +7,7 @@ from blendrun.errors import CapacityError
 from blendrun.tree.prefix_tree import Int32
 from blendrun.units import format_bytes
 
-_MEMORY_FRAC = 0.6  # of what is free: the rest is for weights, activations and everyone else
+MEMORY_FRAC = 0.6  # of what is free: the rest is for weights, activations and everyone else
 
 
 def kv_bytes_per_page(config: DecoderConfig, page_size: int, element_bytes: int) -> int:
@@ -27,7 +27,7 @@ def num_pages(
     Raises:
         CapacityError: not one page fits.
     """
-    limit = asked_bytes if asked_bytes is not None else int(available_memory_bytes() * _MEMORY_FRAC)
+    limit = asked_bytes if asked_bytes is not None else int(available_memory_bytes() * MEMORY_FRAC)
     tokens = requests.prompt_len[pending].sum(dtype="int64") + requests.max_tokens[pending].sum(
         dtype="int64"
     )
