@@ -15,7 +15,7 @@ import numpy.typing as npt
 from blendrun.cost.cost_model import CostModel
 from blendrun.launch.messages import Give, Report, Take
 from blendrun.launch.rank_record import Phase, RankRecord
-from blendrun.launch.share import requests_to_move, seconds_of
+from blendrun.launch.share import last_ones, long_ones, requests_to_move, seconds_of
 from blendrun.launch.suspects import Suspects
 from blendrun.tree.prefix_tree import Int32, PrefixTree
 from blendrun.tree.strata import top_subtrees
@@ -24,6 +24,7 @@ MOST_RESTARTS = 3  # of a rank, and as many more …
 MOST_TRIALS = 12  # … while it is searched for a request that kills its rank
 _LOW_FRAC = 0.03  # of what a rank was given last: then it runs out
 _LEAST_GAIN = 0.02  # of what the other has left; less moves only to a rank that waits for work
+_LONG_EVERY = 10  # reports, after which a rank is asked for its long outputs
 _ENOUGH_SEEN, _MOST_SEEN = 8, 256  # outputs of a stratum
 _POOL = -1
 
@@ -184,8 +185,10 @@ class Coordinator:
         record = self.ranks[rank]
         if record.phase is not Phase.UP or record.gets or record.gives_to is not None:
             return []
-        if record.on_trial is not None or record.waiting > _LOW_FRAC * record.had:
+        if record.on_trial is not None:
             return []
+        if record.waiting > _LOW_FRAC * record.had:
+            return self._feed_long(rank)
         if record.is_dry and self._suspects:
             group = self._suspects.next_group()
             record.on_trial = group
@@ -221,12 +224,7 @@ class Coordinator:
             self._owner[~self._done & ~self._begun & (self._owner >= 0)],
             minlength=len(self.ranks) + 1,
         )
-        givers = [
-            r
-            for r, other in enumerate(self.ranks)
-            if r != rank and unstarted[r] and other.gives_to is None and other.on_trial is None
-            and not other.gets and other.phase in (Phase.UP, Phase.STARTING)
-        ]  # fmt: skip
+        givers = [r for r in self._givers(rank) if unstarted[r]]
         if not givers:
             return []
         giver = max(givers, key=self._rest_s)
@@ -241,6 +239,40 @@ class Coordinator:
             return [self._take(rank, moved)]
         other.gives_to, record.gets = rank, True
         return [Send(giver, Give(moved))]
+
+    def _feed_long(self, rank: int) -> list[Order]:
+        """Long outputs for a rank that has begun all of its own, while others still have some.
+
+        They take longest, and where they begin late all ranks wait for the last one.
+        """
+        if self.ranks[rank].reports % _LONG_EVERY or len(self.ranks) == 1:
+            return []
+        work = self._work
+        is_long, memory_s = long_ones(work.tree, self._lengths(None), work.cost)
+        unstarted = is_long & ~self._done & ~self._begun & (self._owner >= 0)
+        left_s = np.bincount(
+            self._owner[unstarted], memory_s[unstarted], minlength=len(self.ranks) + 1
+        )
+        share_s = memory_s.sum() / len(self.ranks)
+        givers = [r for r in self._givers(rank) if self.ranks[r].phase is Phase.UP]
+        giver = max(givers, key=lambda r: left_s[r], default=rank)
+        if left_s[rank] > 0 or left_s[giver] < _LEAST_GAIN * share_s:
+            return []
+        theirs = self._in_order(unstarted & (self._owner == giver))
+        moved = last_ones(theirs, memory_s, left_s[giver] / 2)
+        if not len(moved):
+            return []
+        self.ranks[giver].gives_to, self.ranks[rank].gets = rank, True
+        return [Send(giver, Give(moved))]
+
+    def _givers(self, rank: int) -> list[int]:
+        """Ranks that can be asked for requests."""
+        return [
+            r
+            for r, other in enumerate(self.ranks)
+            if r != rank and other.gives_to is None and other.on_trial is None
+            and not other.gets and other.phase in (Phase.UP, Phase.STARTING)
+        ]  # fmt: skip
 
     def _rest_s(self, rank: int) -> float:
         """As `left_s`, also of a rank that is not up yet."""

@@ -27,6 +27,7 @@ class RankRecord:
     on_trial: Int32 | None = None  # the group of suspects that runs alone
     gives_to: int | None = None  # it was asked to give requests for this rank, …
     gets: bool = False  # … and this one waits for them
+    reports: int = 0
     had: int = 0  # requests that it was given last
     running: int = 0
     waiting: int = 0
@@ -49,6 +50,7 @@ class RankRecord:
         return self._expected_s / self._stepped_s if self._stepped_s > 0 else 1.0
 
     def note(self, figures: RankFigures) -> None:
+        self.reports += 1
         self.running, self.waiting = figures.running, figures.waiting
         self.compute_s, self.memory_s = figures.compute_s, figures.memory_s
         self.mean_len, self.output_tokens = figures.mean_len, figures.output_tokens

@@ -4,11 +4,12 @@ As in `schedule.partition`, so that prefixes stay together and what moves has th
 """
 
 import numpy as np
+import numpy.typing as npt
 
 from blendrun.cost.cost_model import CostModel
 from blendrun.schedule.cuts import tail
 from blendrun.schedule.leaf_row import LeafRow
-from blendrun.tree.annotate import annotate
+from blendrun.tree.annotate import Float64, annotate
 from blendrun.tree.density_sides import dense_side_first
 from blendrun.tree.prefix_tree import Int32, PrefixTree
 
@@ -40,6 +41,24 @@ def requests_to_move(
     alone_s = cost.overlapped_s(priced.request_compute_s, priced.request_memory_s)[in_turn]
     shortest: Int32 = in_turn[[int(np.argmin(alone_s))]]
     return shortest
+
+
+def long_ones(
+    tree: PrefixTree, output_len: Int32, cost: CostModel
+) -> tuple[npt.NDArray[np.bool_], Float64]:
+    """Requests with more KV reads for their compute than the whole job, [N]; KV reads, seconds."""
+    priced = annotate(tree, output_len, cost)
+    memory_s = priced.request_memory_s
+    sparse: npt.NDArray[np.bool_] = (
+        priced.request_compute_s * memory_s.sum() < priced.request_compute_s.sum() * memory_s
+    )
+    return sparse, memory_s
+
+
+def last_ones(requests: Int32, seconds: Float64, wanted_s: float) -> Int32:
+    """The last of `requests` whose `seconds` [N] add up to `wanted_s` at most."""
+    from_end = np.cumsum(seconds[requests][::-1])
+    return requests[len(requests) - int(np.searchsorted(from_end, wanted_s, side="right")) :]
 
 
 def seconds_of(tree: PrefixTree, requests: Int32, output_len: Int32, cost: CostModel) -> float:

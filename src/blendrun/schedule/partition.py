@@ -88,7 +88,7 @@ def _evenly(
     before = (np.cumsum(total) - total)[stratum[order]]
     middle = np.cumsum(seconds[order]) - seconds[order] / 2 - before
     run = np.clip(middle / total[stratum[order]] * parts, 0, parts - 1).astype(np.int64)
-    rank_of = np.full(tree.num_requests, -1)
+    rank_of = np.full(tree.num_requests, -1)  # of those that are divided
     rank_of[order] = (run + stratum[order]) % parts  # in turn, for subtrees of few requests
     row = LeafRow.of(tree, 0)
     compute_s = np.zeros(parts)
@@ -110,7 +110,8 @@ def _parts(
     memory_s = np.bincount(rank_of[sequence], priced.request_memory_s[sequence], parts)
     seconds = cost.overlapped_s(compute_s, memory_s)
     by_rank = sequence[np.argsort(rank_of[sequence], kind="stable")]
-    requests = np.split(by_rank, np.cumsum(np.bincount(rank_of, minlength=parts))[:-1])
+    counts = np.bincount(rank_of[sequence], minlength=parts)
+    requests = np.split(by_rank, np.cumsum(counts)[:-1])
     figures = zip(requests, compute_s.tolist(), memory_s.tolist(), seconds.tolist(), strict=True)
     return [Part(*figure) for figure in figures]
 
