@@ -293,11 +293,18 @@ def test_error_rows_make_exit_code_3(blendrun: Blendrun, checkpoint: Path, tmp_p
         assert "(3 rows)" in said.out
 
 
-@pytest.mark.parametrize("flag", ["--tp", "--dp"])
-def test_several_ranks_are_not_there_yet(flag: str, planned: Blendrun, tmp_path: Path):
-    said = planned("execute", "plan.json", "--run-dir", "run", flag, "2")
-    assert_refused(said, "not there yet", "hint: leave --tp and --dp at 1")
+def test_tensor_parallel_ranks_are_not_there_yet(planned: Blendrun, tmp_path: Path):
+    said = planned("execute", "plan.json", "--run-dir", "run", "--tp", "2")
+    assert_refused(said, "not there yet", "hint: leave --tp at 1")
     assert not (tmp_path / "run").exists()
+
+
+def test_execute_runs_on_two_ranks(planned: Blendrun):
+    assert_refused(planned("execute", "plan.json", "--dp", "0"), "--dp must be at least 1")
+    said = planned("execute", "plan.json", "--run-dir", "run", "--dp", "2")
+    assert said.code in (0, 3), said.err
+    assert "(3 rows)" in said.out
+    assert planned("status", "run").out.startswith("run: complete")
 
 
 def test_a_plan_for_several_ranks_is_not_there_yet(blendrun: Blendrun, checkpoint: Path):

@@ -370,7 +370,7 @@ def test_a_shape_can_not_be_executed(tmp_path: Path):
     assert "--model" in caught.value.hint
 
 
-def test_a_plan_for_several_ranks_is_refused_plainly(checkpoint, rows, tmp_path: Path):
+def test_a_plan_for_tensor_parallel_ranks_is_refused_plainly(checkpoint, rows, tmp_path: Path):
     plan, _ = plan_files(tmp_path / "plan.json", [rows], checkpoint, tp=2)
     with pytest.raises(PlanError, match="not there yet"):
         execute(plan, tmp_path / "run")
