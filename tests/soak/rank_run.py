@@ -7,16 +7,16 @@ import signal
 import sys
 from pathlib import Path
 
-from blendrun.data.model_files import resolve_model
-from blendrun.engine import attempt, execute
-from blendrun.engine.settings import ExecuteSettings
-from blendrun.launch.local import LocalLauncher
-from blendrun.launch.rank_group import RankGroup
-from soak.fake_rank import ENGINE
-from tiny_jobs import SILENT
-
 
 def main() -> None:
+    from blendrun.data.model_files import resolve_model
+    from blendrun.engine import attempt, execute
+    from blendrun.engine.settings import ExecuteSettings
+    from blendrun.launch.local import LocalLauncher
+    from blendrun.launch.rank_group import RankGroup
+    from soak.fake_rank import ENGINE
+    from tiny_jobs import SILENT
+
     signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
     attempt.find_model = execute.find_model = lambda plan, _: resolve_model(
         plan.model.spec, weights=False

@@ -16,6 +16,7 @@ from blendrun.cost.cost_model import CostModel
 from blendrun.data.answers import answers_table
 from blendrun.data.results import RankJournal, ResultJournal
 from blendrun.engine.deadline import Deadline
+from blendrun.engine.figures_of import figures_of
 from blendrun.engine.generations import Generation, Generations
 from blendrun.engine.prefix_cache import PrefixCache
 from blendrun.engine.prompt_scores import PromptScores
@@ -118,7 +119,7 @@ class RunLoop:
         return self._feed.goes_on(self, not stepped)
 
     def figures(self) -> RankFigures:
-        return RankFigures.of(
+        return figures_of(
             self._batcher.state, self._stepped_s, self._expected_s, self._output_tokens
         )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from blendrun.cost.cost_model import CostModel
-from blendrun.engine.rank_figures import RankFigures
+from blendrun.engine.figures_of import figures_of
 from blendrun.engine.simulated_job import Outcome, Prepared, SimulatedJob, SimulateOptions, prepare
 from blendrun.engine.simulation import COMPUTE, MEMORY, SECONDS, Log, Simulated, VirtualRun
 from blendrun.errors import BackendError
@@ -127,7 +127,7 @@ class _VirtualRank:
         self._begun |= begun
         self.ended |= ended
         requests = np.flatnonzero(ended).astype(np.int32)
-        figures = RankFigures.of(run.state, self._stepped_s, self._expected_s, 0)
+        figures = figures_of(run.state, self._stepped_s, self._expected_s, 0)
         began = Begun(np.flatnonzero(begun).astype(np.int32))
         return began, Report(requests, self._prepared.output_len[requests], figures)
 
