@@ -7,6 +7,7 @@ from blendrun.engine.rank_figures import RankFigures
 from blendrun.launch.coordinator import Condemn, Coordinator, GiveUp, Order, Send, Start, Work
 from blendrun.launch.local import core_shares
 from blendrun.launch.messages import Give, Report, Take
+from blendrun.launch.share import seconds_of
 from tiny_jobs import cost_model, tree_of
 
 NOTHING = np.zeros(0, np.int32)
@@ -60,6 +61,22 @@ def test_a_rank_that_runs_out_gets_half_of_what_the_other_has_left():
     assert set(order.message.requests.tolist()) <= {4, 5, 6, 7}
     given = order.message.requests
     assert sent(made.gave(1, given)) == [(0, "Take", sorted(given.tolist()))]
+
+
+def test_a_rank_that_waits_gets_work_as_soon_as_another_can_give_it():
+    made = coordinator([0], [1, 2, 3, 4, 5, 6], [7])
+    made.begin()
+    for rank in range(3):
+        made.loaded(rank)
+    made.began(numbers(0, 1, 7))
+    lengths = np.full(8, 10, np.int32)
+    left_s = seconds_of(made._work.tree, numbers(1, 2, 3, 4, 5, 6), lengths, cost_model())
+    made.reported(1, report(running=1, waiting=5, left_s=left_s))
+    ((_, _, asked),) = sent(made.reported(0, report(0)))
+    assert made.reported(2, report(7)) == [], "it has been asked already"
+    orders = sent(made.gave(1, numbers(*asked)))
+    assert orders[0] == (0, "Take", asked)
+    assert orders[1][:2] == (1, "Give")
 
 
 def test_what_has_begun_meanwhile_stays_where_it_is():

@@ -135,7 +135,7 @@ class Coordinator:
         np.add.at(self._ended_by[rank], self._stratum[ended], 1)
         if record.on_trial is not None and self._done[record.on_trial].all():
             record.on_trial = None
-        return self._feed(rank)
+        return self._feed(rank) + self._feed_dry(rank)
 
     def gave(self, rank: int, requests: Int32) -> list[Order]:
         """A rank gives requests back that it was asked for."""
@@ -145,7 +145,9 @@ class Coordinator:
             self._owner[requests] = _POOL
             return self._feed_all()
         self.ranks[to].gets = False
-        return [self._take(to, requests)] if len(requests) else []
+        if not len(requests):
+            return []
+        return [self._take(to, requests), *self._feed_dry(rank)]
 
     def died(self, rank: int, saved: Int32) -> list[Order]:
         """The process of a rank is gone; `saved`: all requests that it has answered on disk."""
@@ -179,6 +181,11 @@ class Coordinator:
 
     def _feed_all(self) -> list[Order]:
         return [order for rank in range(len(self.ranks)) for order in self._feed(rank)]
+
+    def _feed_dry(self, but: int) -> list[Order]:
+        """For ranks that have said that nothing is left with them, and say no more."""
+        dry = [r for r, one in enumerate(self.ranks) if r != but and one.is_dry]
+        return [order for rank in dry for order in self._feed(rank)]
 
     def _feed(self, rank: int) -> list[Order]:
         """More to do for a rank that runs out."""
