@@ -11,6 +11,7 @@ from blendrun.cost.model_shape import ModelShape
 from blendrun.engine import simulation as log
 from blendrun.engine.simulated_job import Outcome, SimulatedJob, SimulateOptions
 from blendrun.errors import BackendError, InputError
+from blendrun.launch.coordinator import MOST_TRIALS
 from blendrun.launch.simulated_ranks import Fault, simulate_job
 from blendrun.schedule.orders import POLICIES
 from tiny_jobs import tree_of
@@ -105,7 +106,10 @@ def test_a_rank_that_dies_again_and_again_leaves_its_rows_to_the_other():
     whole = simulate_job(job, machine(), SimulateOptions(dp=2))
     faults = [Fault(1, i * whole.seconds / 100) for i in range(1, 40)]
     outcome = simulate_job(job, machine(), SimulateOptions(dp=2), faults=faults)
-    check_each_once(outcome, 400)
+    answered = np.concatenate(outcome.parts)
+    assert len(np.unique(answered)) == len(answered)
+    # what happens to run alone in two of so many deaths is condemned, and nothing else is lost
+    assert 400 - MOST_TRIALS <= len(answered) <= 400
 
 
 def test_when_all_ranks_die_too_often_the_run_fails():
