@@ -74,7 +74,9 @@ def run_plan(
     settings = flags.execute_settings(given)
     ranks = read_header(plan)[0].dp if dp is None else dp
     if ranks < 1:
-        raise InputError(f"--dp must be at least 1, not {ranks}")
+        raise InputError(
+            f"--dp must be at least 1, not {ranks}", "leave it out to have as many as the plan"
+        )
     with engine_run(run_dir, settings) as events:
         from blendrun.engine.execute import execute_plan
         from blendrun.launch.local import LocalLauncher
