@@ -16,8 +16,9 @@ DEMO_MODEL = $$($(BIN)/python -c 'import importlib.util, pathlib; \
 
 FUZZ_MINUTES ?= 10
 SOAK_KILLS ?= 1000
+SOAK_RUNS ?= 200
 
-.PHONY: help setup demo test lint fuzz soak sanitize
+.PHONY: help setup demo test lint fuzz soak soak-ranks sanitize
 
 help:
 	@echo 'make demo    a small job on a real model: plan, execute, report'
@@ -26,6 +27,7 @@ help:
 	@echo 'make sanitize   tests of the C++ kernels, with checks of addresses and undefined behaviour'
 	@echo 'make fuzz    broken JSON lines for FUZZ_MINUTES (10)'
 	@echo 'make soak    SOAK_KILLS (1000) random kills: every run must end as an unbroken one'
+	@echo 'make soak-ranks   SOAK_RUNS (200) runs on several ranks, a random fault in each'
 	@echo 'make setup   virtual environment $(VENV) with torch, blendrun and the demo model'
 	@echo 'make bench-NAME   runs benchmarks/bench_NAME.py'
 
@@ -84,6 +86,9 @@ sanitize: setup
 
 soak: setup
 	PYTHONPATH=tests $(BIN)/python -m soak.run --kills $(SOAK_KILLS)
+
+soak-ranks: setup
+	PYTHONPATH=tests $(BIN)/python -m soak.ranks --runs $(SOAK_RUNS)
 
 bench-%: setup
 	@test -f benchmarks/bench_$*.py || { echo 'no benchmarks/bench_$*.py' >&2; exit 1; }

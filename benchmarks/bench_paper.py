@@ -24,7 +24,8 @@ from blendrun.cost.cost_model import CostModel
 from blendrun.cost.hardware import HardwareProfile
 from blendrun.cost.model_shape import ModelShape
 from blendrun.engine import simulation as log
-from blendrun.engine.simulated_job import Outcome, SimulatedJob, SimulateOptions, simulate_job
+from blendrun.engine.simulated_job import Outcome, SimulatedJob, SimulateOptions
+from blendrun.launch.simulated_ranks import simulate_job
 from blendrun.report.palette import COLOURS
 from blendrun.workloads.synthesis import PAPER_TRACES, long_output_workload, paper_workload
 from blendrun.workloads.workload import Workload

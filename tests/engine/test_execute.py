@@ -370,12 +370,6 @@ def test_a_shape_can_not_be_executed(tmp_path: Path):
     assert "--model" in caught.value.hint
 
 
-def test_a_plan_for_several_data_parallel_ranks_is_refused(checkpoint, rows, tmp_path: Path):
-    plan, _ = plan_files(tmp_path / "plan.json", [rows], checkpoint, dp=2)
-    with pytest.raises(PlanError, match="not there yet"):
-        execute(plan, tmp_path / "run")
-
-
 def test_a_changed_input_is_refused_before_anything_runs(checkpoint: Path, tmp_path: Path):
     plan, _ = plan_job(tmp_path, ROWS, checkpoint)
     write_rows(tmp_path / "rows.jsonl", ROWS[::-1])

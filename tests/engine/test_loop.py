@@ -106,6 +106,7 @@ class Job:
             self.journal,
             Unfinished(self.journal, requests, generations, nothing, 1e9),
             cost_model(),
+            lambda request: f"request {request} is too large",
             twins={},
             attempt=3,
             begin_s=time.monotonic(),

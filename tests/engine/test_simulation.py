@@ -10,7 +10,8 @@ from blendrun.cost.cost_model import CostModel
 from blendrun.cost.hardware import HardwareProfile
 from blendrun.cost.model_shape import ModelShape
 from blendrun.engine import simulation as log
-from blendrun.engine.simulated_job import SimulatedJob, SimulateOptions, simulate_job
+from blendrun.engine.simulated_job import SimulatedJob, SimulateOptions
+from blendrun.launch.simulated_ranks import simulate_job
 from blendrun.schedule.orders import POLICIES
 from blendrun.tree.build import Topology, arrange
 from blendrun.tree.prefix_tree import PrefixTree

@@ -51,7 +51,7 @@ def steps_table(attempt: int, num_steps: int, seed: int, idle_s: float = 0.0) ->
     seconds = random.uniform(0.1, 2.0, num_steps)
     starts = np.concatenate([[0.0], np.cumsum(seconds + idle_s)[:-1]])
     columns |= {"attempt": [attempt] * num_steps, "step_s": seconds, "start_s": starts}
-    columns["num_pages"] = np.full(num_steps, 64)
+    columns["num_pages"], columns["rank"] = np.full(num_steps, 64), np.zeros(num_steps)
     return pa.table(columns).cast(STEP_SCHEMA)
 
 
@@ -104,6 +104,23 @@ def test_sums_are_those_of_the_files(tmp_path: Path):
     assert m.sharing_frac == pytest.approx(4 / 304)
     assert m.computed_prompt_tokens == 300
     json.dumps(dataclasses.asdict(m))  # plain numbers
+
+
+def test_seconds_of_ranks_are_rank_seconds_until_the_last_one_ends(tmp_path: Path):
+    steps = [steps_table(1, n, seed=n) for n in (5, 3)]
+    place = STEP_SCHEMA.names.index("rank")
+    steps[1] = steps[1].set_column(place, "rank", pa.array([1, 1, 1]))
+    with ResultJournal(tmp_path) as journal:
+        for table in steps:
+            journal.append_steps(table)
+        journal.append(answers([0, 3]))
+    m = read_metrics(tmp_path, manifest(Attempt("a", 2.0, 9.0, 20.0)))
+    seconds = [sum(table["step_s"].to_pylist()) for table in steps]
+    assert m.elapsed_s == pytest.approx(max(seconds))
+    assert m.generate_s == pytest.approx(2 * max(seconds))
+    assert m.step_s == pytest.approx(sum(seconds))
+    assert m.other_s == pytest.approx(abs(seconds[0] - seconds[1]))
+    assert m.output_tokens_per_s == pytest.approx(5 / max(seconds))
 
 
 def test_an_attempt_that_was_killed_counts_as_long_as_it_is_known(tmp_path: Path):

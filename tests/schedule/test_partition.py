@@ -81,6 +81,19 @@ def test_parts_are_equal_and_keep_prefixes_together(job):
     assert_equal_but_for_single_requests(tree, output_len, made)
 
 
+@given(jobs(), st.booleans(), st.data())
+def test_a_part_of_the_requests_is_divided_as_evenly(job, is_guessed, data):
+    prompts, output_len, sequence, parts = job
+    left = data.draw(st.lists(st.sampled_from(sequence), unique=True)) if prompts else []
+    tree = tree_of(prompts)
+    guessed = np.full(len(prompts), is_guessed)
+    chosen, lengths = np.array(left, np.int32), np.array(output_len, np.int32)
+    made = partition(tree, chosen, lengths, COST, parts, guessed)
+    assert sorted(r for part in made for r in part.requests) == sorted(left)
+    if not is_guessed:
+        assert_equal_but_for_single_requests(tree, output_len, made)
+
+
 @given(jobs())
 def test_a_part_says_what_it_takes(job):
     prompts, output_len, sequence, parts = job

@@ -17,6 +17,7 @@ from blendrun.cli.output import stdout_may_close
 from blendrun.cli.progress import RunProgress
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.errors import InputError
+from blendrun.schedule.plan_file import read_header
 from blendrun.units import count_of
 
 if TYPE_CHECKING:
@@ -48,32 +49,37 @@ def execute(
 ) -> None:
     """Run a plan; started again, it continues. Writes RUN_DIR/outputs.parquet."""
     given, begin_s = dict(locals()), time.monotonic()
-    refuse_parallelism(dp)
     settings = {k: v for k, v in given.items() if k not in ("plan", "run_dir", "dp")}
-    run_plan(plan, run_dir or default_run_dir(plan), settings, begin_s)
+    run_plan(plan, run_dir or default_run_dir(plan), settings, begin_s, dp)
 
 
 def default_run_dir(plan: Path) -> Path:
     return plan.with_name(f"{plan.name.removesuffix('.json')}.run")
 
 
-def refuse_parallelism(dp: int | None) -> None:
-    """Raises InputError for more than one data-parallel rank."""
-    if (dp or 1) != 1:
-        raise InputError("data parallelism is not there yet", "leave --dp at 1")
 
 
-def run_plan(plan: Path, run_dir: Path, given: dict[str, Any], begin_s: float) -> None:
+def run_plan(
+    plan: Path, run_dir: Path, given: dict[str, Any], begin_s: float, dp: int | None = None
+) -> None:
     """Execute, say where the outputs are, and exit with 3 if there are error rows.
 
-    `begin_s`: when the command began, on the monotonic clock.
+    `begin_s`: when the command began, on the monotonic clock. `dp`: ranks; None: the plan's.
     """
     settings = flags.execute_settings(given)
+    ranks = read_header(plan)[0].dp if dp is None else dp
+    if ranks < 1:
+        raise InputError(
+            f"--dp must be at least 1, not {ranks}", "leave it out to have as many as the plan"
+        )
     with engine_run(run_dir, settings) as events:
         from blendrun.engine.execute import execute_plan
+        from blendrun.launch.local import LocalLauncher
+        from blendrun.launch.rank_group import RankGroup
         from blendrun.launch.tensor_group import load_model
 
-        result = execute_plan(plan, run_dir, settings, events, begin_s, load_model)
+        group = RankGroup(LocalLauncher(ranks), ranks) if ranks > 1 else None
+        result = execute_plan(plan, run_dir, settings, events, begin_s, load_model, group)
     with stdout_may_close():
         if result.was_complete:
             typer.echo("the run was complete already: nothing to do")

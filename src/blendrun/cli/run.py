@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from blendrun.cli import flags
-from blendrun.cli.execute import refuse_parallelism, run_plan
+from blendrun.cli.execute import run_plan
 from blendrun.cli.output import stdout_may_close
 from blendrun.cli.plan_table import print_plan
 from blendrun.cli.progress import StageProgress
@@ -100,7 +100,6 @@ def run(
 ) -> None:
     """Plan, execute and report in one go; started again with the same flags, it continues."""
     given, begin_s = dict(locals()), time.monotonic()
-    refuse_parallelism(dp)
     execute_flags = {name: given.pop(name) for name in _EXECUTE}
     plan_flags = {k: v for k, v in given.items() if k not in ("prompts", "output", "config")}
     settings = flags.plan_settings(config, plan_flags | {"hardware": hardware or "this-cpu"})

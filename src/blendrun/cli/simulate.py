@@ -12,7 +12,12 @@ from blendrun.cli.simulate_table import print_outcomes, print_points
 from blendrun.compiled import is_first_use
 from blendrun.config import resolve
 from blendrun.engine.simulated_job import SimulateOptions
-from blendrun.report.simulate import Simulation, simulate_policies, simulate_what_if
+from blendrun.report.simulate import (
+    Simulation,
+    rank_speeds,
+    simulate_policies,
+    simulate_what_if,
+)
 from blendrun.units import parse_bytes
 
 
@@ -76,6 +81,10 @@ def simulate(
         int | None,
         typer.Option(help="Tokens of a KV page (default: 16; 1 with the paper's cost model)."),
     ] = None,
+    rank_speed: Annotated[
+        list[str] | None,
+        typer.Option(help="A rank slower than the others, such as 0=0.5; can be repeated."),
+    ] = None,
     seed: flags.Seed = None,
 ) -> None:
     """What would this job take, on this machine or another, in which order, at what price?"""
@@ -91,7 +100,8 @@ def simulate(
         "kv_memory": parse_bytes(kv_memory) if kv_memory else None,
     }
     options = resolve(SimulateOptions, given, {}, "flags").value
-    wanted = Simulation.open(plan, options, hardware, tp, dp, price_per_gpu_hour or [])
+    speeds = rank_speeds(rank_speed or [])
+    wanted = Simulation.open(plan, options, hardware, tp, dp, price_per_gpu_hour or [], speeds)
     if is_first_use():
         typer.echo("compiling the batcher: half a minute, once", err=True)
     with StageProgress() as progress:

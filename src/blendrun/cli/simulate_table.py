@@ -16,7 +16,7 @@ def print_outcomes(outcomes: list[PolicyOutcome], num_guessed: int) -> None:
     out = console()
     first = outcomes[0].outcome
     best, cost = first.optimum, first.cost
-    ranks = len(first.ranks)
+    ranks = first.num_ranks
     engine = "overlapped" if first.overlaps else "sequential"
     reads_once = cost.hardware.shared_reads
     out.print(

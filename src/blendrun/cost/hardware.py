@@ -16,11 +16,12 @@ from blendrun.config import from_table, read_toml, shipped_config, shipped_names
 from blendrun.cost import machine
 from blendrun.errors import InputError
 
-_SHARED = (  # what ranks on one device divide among them, beside gemm_flops
+_SHARED = (  # what ranks on one device divide among them, beside its tables
     "compute_flops",
     "memory_bandwidth",
     "memory_bytes",
     "attention_flops",
+    "shared_attention_flops",
     "kv_memory_bytes",
 )
 
@@ -158,8 +159,11 @@ class HardwareProfile:
         parts = {
             name: getattr(self, name) / ranks for name in _SHARED if getattr(self, name) is not None
         }
-        gemm_flops = tuple(rate / ranks for rate in self.gemm_flops)
-        return dataclasses.replace(self, **parts, gemm_flops=gemm_flops)
+        rates = {
+            name: tuple(rate / ranks for rate in getattr(self, name))
+            for name in ("gemm_flops", "head_flops")
+        }
+        return dataclasses.replace(self, **parts, **rates)
 
     @property
     def overlaps(self) -> bool:

@@ -21,6 +21,10 @@ _SMALL_BYTES = MIB
 _GROUP_BYTES = 16 * MIB  # of columns in memory
 
 
+NUMBERS = 10**8  # of the files that one writer may add
+EVERY_NUMBER = range(NUMBERS**2)
+
+
 class PartFile(NamedTuple):
     first: int
     last: int
@@ -49,20 +53,22 @@ def remove_superseded(folder: Path, stem: str) -> None:
         file.path.unlink()
 
 
-def small_files(folder: Path, stem: str) -> list[PartFile]:
-    """The newest files, as far back as all are small, oldest first."""
-    newest = reversed(list_files(folder, stem)[0])
+def small_files(folder: Path, stem: str, numbers: range = EVERY_NUMBER) -> list[PartFile]:
+    """The newest files of those `numbers`, as far back as all are small, oldest first."""
+    newest = (file for file in reversed(list_files(folder, stem)[0]) if file.last in numbers)
     return list(takewhile(lambda file: file.path.stat().st_size < _SMALL_BYTES, newest))[::-1]
 
 
-def merge_small_files(folder: Path, stem: str, read: Callable[[Path], pa.Table]) -> None:
-    """Put the newest files together where MOST_SMALL_FILES or more are small.
+def merge_small_files(
+    folder: Path, stem: str, read: Callable[[Path], pa.Table], numbers: range = EVERY_NUMBER
+) -> None:
+    """Put the newest files of those `numbers` together where MOST_SMALL_FILES or more are small.
 
     Raises:
         DiskFullError: there is no room for the merged file; nothing is lost.
         what `read` raises.
     """
-    small = small_files(folder, stem)
+    small = small_files(folder, stem, numbers)
     if len(small) < MOST_SMALL_FILES:
         return
     paths = [file.path for file in small]

@@ -20,7 +20,9 @@ from blendrun.data.disk import TEMP_SUFFIX, make_folder
 from blendrun.data.lock import take_lock
 from blendrun.data.output_files import remove
 from blendrun.data.part_files import (
+    EVERY_NUMBER,
     MOST_SMALL_FILES,
+    NUMBERS,
     list_files,
     merge_small_files,
     remove_superseded,
@@ -28,7 +30,7 @@ from blendrun.data.part_files import (
 )
 from blendrun.data.renumbered import PARTS_FOLDER, settle
 from blendrun.data.table_file import write_table
-from blendrun.data.unfinished import read_unfinished, write_unfinished
+from blendrun.data.unfinished import gather_unfinished, read_unfinished, write_unfinished
 from blendrun.errors import PlanError
 
 _Read = TypeVar("_Read")
@@ -48,7 +50,63 @@ def _wide(kind: pa.DataType) -> pa.DataType:
 _WIDE_SCHEMA = pa.schema([f.with_type(_wide(f.type)) for f in ANSWER_SCHEMA])
 
 
-class ResultJournal:
+class _Parts:
+    """Numbered files of answers and of step records, to which one writer adds.
+
+    Owns the numbers, and how many of the newest files are small.
+    """
+
+    run_dir: Path
+    _numbers: range  # of the files that it may put together
+    _last: dict[str, int]
+    _num_small: dict[str, int]
+
+    def append(self, table: pa.Table) -> None:
+        """Adds answers (ANSWER_SCHEMA) as one part, which lasts once this returns.
+
+        Raises:
+            PlanError: the columns are not those of ANSWER_SCHEMA.
+            DiskFullError: there is no room for it.
+        """
+        if not table.schema.equals(ANSWER_SCHEMA):
+            raise PlanError(f"not a table of answers: {', '.join(table.schema.names)}")
+        if table.num_rows:
+            self._write(PARTS, table)
+
+    def append_steps(self, table: pa.Table) -> None:
+        """Adds step records, of any columns, as one part."""
+        if table.num_rows:
+            self._write(STEPS, table)
+
+    def _write(self, stem: str, table: pa.Table) -> None:
+        self._last[stem] += 1  # first, so that no later part can take the name of this one
+        path = self.run_dir / _FOLDERS[stem] / f"{stem}-{self._last[stem]:06d}.parquet"
+        write_table(path, table)
+        self._num_small[stem] += 1
+        if self._num_small[stem] >= MOST_SMALL_FILES:
+            self._merge(stem)
+
+    def _merge(self, stem: str) -> None:
+        folder = self.run_dir / _FOLDERS[stem]
+        merge_small_files(folder, stem, read_columns, self._numbers)
+        self._num_small[stem] = len(small_files(folder, stem, self._numbers))
+
+
+class RankJournal(_Parts):
+    """Results that a rank adds to the folder of a run whose lock its coordinator holds."""
+
+    def __init__(self, run_dir: Path, numbers: range) -> None:
+        """`numbers`: from `ResultJournal.reserve`, for this process alone."""
+        self.run_dir, self._numbers = run_dir, numbers
+        self._last = dict.fromkeys(_FOLDERS, numbers.start - 1)
+        self._num_small = dict.fromkeys(_FOLDERS, 0)
+
+    def save_unfinished(self, table: pa.Table) -> None:
+        """Keeps what this rank's unfinished answers have, instead of what was kept of them."""
+        write_unfinished(self.run_dir, table, self._numbers.start)
+
+
+class ResultJournal(_Parts):
     """The results of a run folder, open for appending.
 
     Raises:
@@ -69,6 +127,8 @@ class ResultJournal:
     def reload(self) -> None:
         """Looks at what is in the folder, and tidies up after a process that died. As the class."""
         settle(self.run_dir)
+        gather_unfinished(self.run_dir)
+        self._numbers, self._next = EVERY_NUMBER, 0
         for folder in (self.run_dir, *(self.run_dir / name for name in _FOLDERS.values())):
             make_folder(folder)
             for leftover in folder.glob(f"*{TEMP_SUFFIX}"):
@@ -89,28 +149,32 @@ class ResultJournal:
         self._keys = [keys]
         return keys
 
+    def reserve(self) -> range:
+        """Numbers for the files of another writer (`RankJournal`), which no other one gets."""
+        if not self._next:
+            last = max(self._last.values())
+            self._numbers = range(last + 1, last + 1 + NUMBERS)
+            self._next = self._numbers.stop
+        first, self._next = self._next, self._next + NUMBERS
+        return range(first, self._next)
+
     def failed(self) -> npt.NDArray[np.int64]:
         """Keys of the answers that are error rows, sorted."""
         answers = read_answers(self.run_dir, ["status"])
         return keys_of(answers.filter(pc.equal(answers["status"], "error")))
 
     def append(self, table: pa.Table) -> None:
-        """Adds answers (ANSWER_SCHEMA) as one part, which lasts once this returns.
-
-        Raises:
-            PlanError: the columns are not those of ANSWER_SCHEMA.
-            DiskFullError: there is no room for it.
-        """
-        if not table.schema.equals(ANSWER_SCHEMA):
-            raise PlanError(f"not a table of answers: {', '.join(table.schema.names)}")
+        """As `_Parts.append`."""
+        super().append(table)
         if table.num_rows:
-            self._write(PARTS, table)
             self._keys.append(keys_of(table))
 
-    def append_steps(self, table: pa.Table) -> None:
-        """Adds step records, of any columns, as one part."""
-        if table.num_rows:
-            self._write(STEPS, table)
+    def keys_in(self, numbers: range) -> npt.NDArray[np.int64]:
+        """Keys of the answers in files with these numbers. Raises PlanError."""
+        files, _ = list_files(self.run_dir / _FOLDERS[PARTS], PARTS)
+        paths = [file.path for file in files if file.first in numbers]
+        keys = [keys_of(read_part(path, _KEY_COLUMNS)) for path in paths]
+        return np.concatenate([np.zeros(0, np.int64), *keys])
 
     def read_steps(self) -> pa.Table:
         """All step records in the order they were added; no columns where there are none."""
@@ -134,19 +198,6 @@ class ResultJournal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _write(self, stem: str, table: pa.Table) -> None:
-        self._last[stem] += 1  # first, so that no later part can take the name of this one
-        path = self.run_dir / _FOLDERS[stem] / f"{stem}-{self._last[stem]:06d}.parquet"
-        write_table(path, table)
-        self._num_small[stem] += 1
-        if self._num_small[stem] >= MOST_SMALL_FILES:
-            self._merge(stem)
-
-    def _merge(self, stem: str) -> None:
-        folder = self.run_dir / _FOLDERS[stem]
-        merge_small_files(folder, stem, read_columns)
-        self._num_small[stem] = len(small_files(folder, stem))
 
 
 def read_answers(run_dir: Path, columns: Sequence[str] = ANSWER_SCHEMA.names) -> pa.Table:

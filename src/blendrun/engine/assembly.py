@@ -18,7 +18,7 @@ from blendrun.cost.step_prices import StepPrices
 from blendrun.data.detokenizer import Detokenizer
 from blendrun.data.model_files import ModelFiles, resolve_model
 from blendrun.data.reasoning import ReasoningMarks
-from blendrun.data.results import ResultJournal
+from blendrun.data.results import RankJournal, ResultJournal
 from blendrun.engine import kv_memory
 from blendrun.engine.begun import to_continue
 from blendrun.engine.deadline import Deadline
@@ -27,7 +27,7 @@ from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.deterministic import check_deterministic
 from blendrun.engine.generations import Generations
 from blendrun.engine.guides import Guides
-from blendrun.engine.loop import Advance, RunLoop
+from blendrun.engine.loop import Advance, Feed, RunLoop
 from blendrun.engine.prefix_cache import PrefixCache
 from blendrun.engine.products import pack_weights
 from blendrun.engine.prompt_scores import PromptScores
@@ -100,6 +100,16 @@ def load_decoder(
 
 
 @dataclass(frozen=True, slots=True)
+class RankShare:
+    """What one of several data-parallel ranks begins with, and who gives it more."""
+
+    rank: int
+    num_ranks: int
+    requests: Int32  # of those that run, in planned order
+    feed: Feed
+
+
+@dataclass(frozen=True, slots=True)
 class Assembled:
     loop: RunLoop
     num_continued: int  # answers that go on with what an earlier attempt made
@@ -129,18 +139,20 @@ def assemble(
     requests: EngineRequests,
     pending: Int32,
     kept: pa.Table,
-    journal: ResultJournal,
+    journal: ResultJournal | RankJournal,
     attempt: int,
     begin_s: float,
     deadline: Deadline,
     on_step: Callable[[Advance], None],
+    share: RankShare | None = None,
 ) -> Assembled:
     """An engine for the `pending` requests, int32, in planned order.
 
     `begin_s` is when generation began on the monotonic clock: step times count from there.
     Requests that do not fit into the KV pages even alone are answered with an error at once. Of
     greedy requests that are equal only one runs, unless nothing is to be shared. `kept` is what
-    earlier attempts have of unfinished answers (UNFINISHED_SCHEMA).
+    earlier attempts have of unfinished answers (UNFINISHED_SCHEMA). With a `share` of them, the
+    others may come later.
     """
     twins = find_twins(requests, pending) if settings.prefix_cache else Twins.none(pending)
     pending = twins.running
@@ -156,10 +168,21 @@ def assemble(
     hardware = HardwareProfile.load("this-cpu")
     hardware = replace(hardware, shared_reads=hardware.shared_reads and settings.shares_reads)
     shape = ModelShape.from_hf_config(files.config, plan.model.name)
+    if share is not None:
+        hardware = hardware.shared_by(share.num_ranks)
     cost = CostModel.of_group(shape, hardware, group.shard.size)
     generated = np.zeros(len(requests), np.int32)
     generated[[answer.request for answer in begun]] = [len(answer.token_ids) for answer in begun]
-    batcher = _batcher(plan, settings, requests, pending, generated, cost, pages)
+    mine = pending if share is None else share.requests
+    batcher = _batcher(plan, settings, requests, mine, generated, cost, pages)
+
+    def too_large(request: int) -> str:
+        return (
+            f"needs_more_memory: {kv_memory.longest_len(requests, request)} tokens with the "
+            f"prefixes they share need more than {pages} KV pages of {settings.page_size} tokens; "
+            "--retry-errors with more --kv-memory can answer it"
+        )
+
     cache = PrefixCache(
         requests.tree,
         num_pages=pages,
@@ -194,22 +217,26 @@ def assemble(
         generations,
         scores,
         journal,
-        Unfinished(journal, requests, generations, later, settings.unfinished_interval_s),
+        Unfinished(
+            journal,
+            requests,
+            generations,
+            later if share is None else later.slice(0, 0),  # the coordinator keeps those
+            settings.unfinished_interval_s,
+        ),
         cost,
+        too_large,
         twins=twins.others,
         attempt=attempt,
         begin_s=begin_s,
         deadline=deadline,
         flush_interval_s=settings.flush_interval_s,
         on_step=on_step,
+        rank=share.rank if share else 0,
+        feed=share.feed if share else None,
     )
     for request in batcher.too_large.tolist():
-        loop.fail(
-            request,
-            f"needs_more_memory: {kv_memory.longest_len(requests, request)} tokens with the "
-            f"prefixes they share need more than {pages} KV pages of {settings.page_size} tokens; "
-            "--retry-errors with more --kv-memory can answer it",
-        )
+        loop.fail(request, too_large(request))
     environment = {
         "blendrun": __version__,
         "torch": torch.__version__,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +53,39 @@ class WindowRows(NamedTuple):
     rejected: pa.Table
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowWork:
+    """Requests of a window that ranks are to answer, and what they have to know of the attempt."""
+
+    plan_path: Path
+    plan: Plan
+    number: int  # of the window
+    settings: ExecuteSettings
+    requests: EngineRequests
+    pending: Int32  # in planned order
+    journal: ResultJournal
+    attempt: int
+    deadline: Deadline
+    files: ModelFiles
+    note: Callable[[str], None]
+    step: Callable[[Advance], None]
+    describe: Callable[[dict[str, Any]], None]  # what runs, and why; called once
+
+
+class Ranks(Protocol):
+    """Data-parallel ranks that answer requests in this process's stead."""
+
+    def answer(self, work: WindowWork) -> float:
+        """Answer all of `work`; when generation began, on the monotonic clock.
+
+        Raises:
+            what stops a run, from whichever rank; what is finished is saved.
+        """
+
+    def close(self) -> None:
+        """End all processes; nothing is left of them when this returns."""
+
+
 class RunAttempt:
     """Answers what a run has no answer for; the model is loaded when the first row needs it.
 
@@ -70,12 +103,13 @@ class RunAttempt:
         deadline: Deadline,
         *,
         load: ModelLoader | None = None,
+        ranks: Ranks | None = None,
         sample_only: bool = False,
     ) -> None:
-        """`load` loads the model; None: as one rank."""
+        """`load` loads the model; None: as one rank. `ranks` do the work where there are several."""
         attempt = Attempt(datetime.now(UTC).isoformat(timespec="seconds"))
         manifest = replace(manifest, attempts=(*manifest.attempts, attempt))
-        self._sample_only = sample_only
+        self._sample_only, self._ranks = sample_only, ranks
         self._plan, self._events = plan, events
         self._settings = replace(settings, tp=settings.tp or plan.tp)
         self._load_model = load
@@ -91,7 +125,9 @@ class RunAttempt:
         self._last_tokens = 0  # with this one
 
     def close(self) -> None:
-        """Let go of the model; other ranks that hold parts of it end."""
+        """Let go of the model; other ranks end."""
+        if self._ranks is not None:
+            self._ranks.close()
         if self._model is not None:
             self._model.close()
             self._model = None
@@ -102,7 +138,7 @@ class RunAttempt:
         done = len(self._finished) + counts.rejected
         self._events.begin(done, counts.requests + counts.rejected)
         self._save()
-        for path in window_paths(plan_path, self._plan):
+        for number, path in enumerate(window_paths(plan_path, self._plan)):
             stored = read_plan(path)
             requests = EngineRequests.of(stored, self._settings.ignore_eos, self._keys)
             pending = _pending(requests, self._finished)
@@ -110,7 +146,7 @@ class RunAttempt:
                 pending = _sample(requests, pending, self._plan.settings["seed"])
             pending = self._answer_empty(requests, pending)
             if len(pending):
-                self._generate(self._with_seen(requests), pending)
+                self._answer(plan_path, number, self._with_seen(requests), pending)
             num_rows = stored.plan.counts.rows
             answers = np.bincount(requests.row - first, minlength=num_rows)
             is_scored = np.zeros(num_rows, np.bool_)
@@ -165,7 +201,6 @@ class RunAttempt:
         self.manifest = replace(self.manifest, attempts=attempts)
 
     def _generate(self, requests: EngineRequests, pending: Int32) -> None:
-        self._deadline.check()
         model = self._model or self._load()
         engine = assemble(
             self._plan,
@@ -180,13 +215,7 @@ class RunAttempt:
             self._deadline,
             self._step,
         )
-        if self.manifest.environment != engine.environment:
-            self.manifest = replace(self.manifest, environment=engine.environment)
-            self._save()
-            self._events.note(
-                f"{engine.environment['attention']} attention, {self._settings.dtype}, "
-                f"{engine.environment['kv_memory']} for KV"
-            )
+        self._describe(engine.environment)
         if engine.num_continued:
             self._events.note(f"{count_of(engine.num_continued, 'unfinished answer')} to continue")
         engine.loop.run()
@@ -195,8 +224,57 @@ class RunAttempt:
         self._output_tokens = self._last_tokens
         self.update(generate_s=time.monotonic() - self._loaded_at)
 
+    def _describe(self, environment: dict[str, Any]) -> None:
+        """Notes what runs, and why."""
+        if self.manifest.environment != environment:
+            self.manifest = replace(self.manifest, environment=environment)
+            self._save()
+            self._events.note(
+                f"{environment['attention']} attention, {self._settings.dtype}, "
+                f"{environment['kv_memory']} for KV"
+            )
+
+    def _answer(
+        self, plan_path: Path, number: int, requests: EngineRequests, pending: Int32
+    ) -> None:
+        self._deadline.check()
+        if self._ranks is None:
+            self._generate(requests, pending)
+            return
+        begin = time.monotonic()
+        work = WindowWork(
+            plan_path,
+            self._plan,
+            number,
+            self._settings,
+            requests,
+            pending,
+            self._journal,
+            len(self.manifest.attempts),
+            self._deadline,
+            self._identified(),
+            self._events.note,
+            self._step,
+            self._describe,
+        )
+        loaded_at = self._ranks.answer(work)
+        if not self._loaded_at:
+            self._loaded_at = loaded_at
+            self.update(load_s=loaded_at - begin)
+        self._saved_rows += len(pending)
+        self._output_tokens = self._last_tokens
+        self.update(generate_s=time.monotonic() - self._loaded_at)
+
     def _load(self) -> LoadedModel:
         begin = time.monotonic()
+        files = self._identified()
+        self._model = (self._load_model or LoadedModel.load)(files, self._settings)
+        self._loaded_at = time.monotonic()
+        self.update(load_s=self._loaded_at - begin)
+        return self._model
+
+    def _identified(self) -> ModelFiles:
+        """The model's files, which must be those that the run has begun with."""
         self._events.note(f"loading {self._plan.model.name}")
         files = find_model(self._plan, self._settings)
         weights = {"weights": files.weights_fingerprint()}
@@ -205,11 +283,7 @@ class RunAttempt:
         self.manifest = replace(self.manifest, identity={**self.manifest.identity, **weights})
         if is_first_use():
             self._events.note("compiling the batcher: half a minute, once")
-        load = self._load_model or LoadedModel.load
-        self._model = load(files, self._settings)
-        self._loaded_at = time.monotonic()
-        self.update(load_s=self._loaded_at - begin)
-        return self._model
+        return files
 
     def _step(self, advance: Advance) -> None:
         """Passes on what this window has done, with what the windows before it had."""

@@ -14,7 +14,7 @@ class Deadline:
 
     def __init__(self, begin_s: float, limit_s: float | None) -> None:
         """`begin_s` on the monotonic clock; None: there is no limit."""
-        self._limit_s = limit_s
+        self.begin_s, self._limit_s = begin_s, limit_s
         self._long_step_s = 0.0
         if limit_s is not None:
             self._stop_at = begin_s + limit_s - min(_SAVING_S, _SAVING_FRAC * limit_s)

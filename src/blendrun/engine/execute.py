@@ -28,7 +28,7 @@ from blendrun.data.results import ResultJournal
 from blendrun.data.sources import SourceFile, check_sources, inputs_hash
 from blendrun.data.unfinished import UNFINISHED_SCHEMA
 from blendrun.engine.assembly import find_model
-from blendrun.engine.attempt import ModelLoader, RunAttempt, RunEvents
+from blendrun.engine.attempt import ModelLoader, Ranks, RunAttempt, RunEvents
 from blendrun.engine.deadline import Deadline
 from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.settings import ExecuteSettings
@@ -89,6 +89,7 @@ def execute_plan(
     events: RunEvents,
     begin_s: float | None = None,
     load: ModelLoader | None = None,
+    ranks: Ranks | None = None,
 ) -> RunResult:
     """Run a plan, or what is left of it, in `run_dir`.
 
@@ -96,7 +97,9 @@ def execute_plan(
     it has of rows that are still there is kept.
 
     `begin_s`: when the time limit began to count, on the monotonic clock; None: now. `load`: loads
-    the model, on several ranks where the settings or the plan say so; None: on one.
+    the model, on several tensor-parallel ranks where the settings or the plan say so; None: on one.
+    `ranks` do the work where there are several data-parallel ones, and are closed before outputs
+    are written.
 
     Raises:
         TimeLimitError: the time is over before all rows are answered; what is finished is saved.
@@ -119,8 +122,10 @@ def execute_plan(
             return RunResult(run_dir, path, *_num_rows(files.path), True)
         deadline = Deadline(begin if begin_s is None else begin_s, settings.time_limit_s)
         manifest = replace(manifest, is_complete=False)
-        run = RunAttempt(plan, settings, events, journal, manifest, keys, deadline, load=load)
-        with closing(run):
+        run = RunAttempt(
+            plan, settings, events, journal, manifest, keys, deadline, load=load, ranks=ranks
+        )
+        with closing(run):  # while the folder is still locked
             windows = list(run.windows(plan_path))
         journal.save_unfinished(UNFINISHED_SCHEMA.empty_table())
         drop_exports(run_dir)
@@ -209,10 +214,6 @@ def _check_executable(plan: Plan, settings: ExecuteSettings) -> None:
             f"{plan.model.name} is a model shape without weights: it can be planned, not executed",
             "plan with a checkpoint: --model FOLDER, FILE.gguf or a Hugging Face id",
         )
-    if plan.dp != 1:
-        raise PlanError(
-            f"data parallelism is not there yet (the plan is for --dp {plan.dp})",
-            "plan with --dp 1",
         )
     tp = settings.tp or plan.tp
     if tp > 1:

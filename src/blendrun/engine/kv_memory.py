@@ -11,12 +11,12 @@ from blendrun.tree.prefix_tree import Int32
 from blendrun.units import format_bytes
 
 MEMORY = 3  # kind of message: all ranks say how much they have
-_MEMORY_FRAC = 0.6  # of what is free: the rest is for weights, activations and everyone else
+MEMORY_FRAC = 0.6  # of what is free: the rest is for weights, activations and everyone else
 
 
 def free_bytes(num_ranks: int) -> int:
     """Memory for the KV pages of one of `num_ranks` ranks, which share this machine's."""
-    return int(available_memory_bytes() * _MEMORY_FRAC) // num_ranks
+    return int(available_memory_bytes() * MEMORY_FRAC) // num_ranks
 
 
 def least_free_bytes(group: TensorGroup) -> int:

@@ -14,11 +14,13 @@ import numpy as np
 
 from blendrun.cost.cost_model import CostModel
 from blendrun.data.answers import answers_table
-from blendrun.data.results import ResultJournal
+from blendrun.data.results import RankJournal, ResultJournal
 from blendrun.engine.deadline import Deadline
+from blendrun.engine.figures_of import figures_of
 from blendrun.engine.generations import Generation, Generations
 from blendrun.engine.prefix_cache import PrefixCache
 from blendrun.engine.prompt_scores import PromptScores
+from blendrun.engine.rank_figures import RankFigures
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.step_log import StepLog, StepRecord
 from blendrun.engine.torch_backend import StepResult
@@ -30,6 +32,19 @@ from blendrun.tree.prefix_tree import Int32
 
 class Backend(Protocol):
     def run(self, batch: Batch) -> StepResult: ...
+
+
+class Feed(Protocol):
+    """Where one of several ranks gets its requests from, and whom it tells what became of them."""
+
+    def begins(self, requests: Int32) -> None:
+        """These come in, and are computed next."""
+
+    def saved(self, requests: Int32, output_len: Int32) -> None:
+        """These are answered, safe on disk, with so many tokens."""
+
+    def goes_on(self, loop: "RunLoop", is_dry: bool) -> bool:
+        """Between steps; waits for more where nothing is left to do. False: this is the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +61,8 @@ class Advance:
 class RunLoop:
     """One attempt at the pending requests of a run.
 
-    `twins` take the answer of another request that runs.
+    `twins` take the answer of another request that runs; `too_large` is the error of one that does
+    not fit into the KV pages.
     """
 
     def __init__(
@@ -57,9 +73,10 @@ class RunLoop:
         backend: Backend,
         generations: Generations,
         scores: PromptScores,
-        journal: ResultJournal,
+        journal: ResultJournal | RankJournal,
         unfinished: Unfinished,
         cost: CostModel,
+        too_large: Callable[[int], str],
         *,
         twins: Mapping[int, Int32],
         attempt: int,
@@ -67,10 +84,15 @@ class RunLoop:
         deadline: Deadline,
         flush_interval_s: float,
         on_step: Callable[[Advance], None],
+        rank: int = 0,
+        feed: Feed | None = None,
     ) -> None:
+        self._rank, self._feed = rank, feed
+        self._stepped_s = self._expected_s = 0.0
         self._requests, self._batcher, self._cache = requests, batcher, cache
         self._backend, self._generations, self._scores = backend, generations, scores
         self._journal, self._unfinished = journal, unfinished
+        self._too_large = too_large
         self._cost, self._twins, self._attempt = cost, twins, attempt
         self._flush_interval_s, self._on_step = flush_interval_s, on_step
         self._deadline = deadline
@@ -83,11 +105,38 @@ class RunLoop:
         """Run to the end; whatever stops it, what was made is saved first."""
         try:
             self._deadline.check()
-            while self._step():
+            while self._goes_on(self._step()):
                 self._deadline.check()
         finally:
             self._save_all()
         self._cache.check_integrity(self._batcher.free_pages)
+
+    def _goes_on(self, stepped: bool) -> bool:
+        if self._feed is None:
+            return stepped
+        if not stepped:
+            self._flush()  # it may be long until there is more to do
+        return self._feed.goes_on(self, not stepped)
+
+    def figures(self) -> RankFigures:
+        return figures_of(
+            self._batcher.state, self._stepped_s, self._expected_s, self._output_tokens
+        )
+
+    def withdraw(self, requests: Int32) -> Int32:
+        """Give requests back that wait and have not run; those that it gives."""
+        taken, freed = self._batcher.withdraw(requests)
+        self._cache.free(freed)
+        return taken
+
+    def deposit(self, requests: Int32) -> None:
+        """Take requests on, too."""
+        for request in self._batcher.deposit(requests).tolist():
+            self.fail(request, self._too_large(request))
+
+    def observe(self, requests: Int32, output_len: Int32) -> None:
+        """Outputs of requests alike have ended elsewhere, with so many tokens."""
+        self._batcher.observe(requests, output_len)
 
     def fail(self, request: int, error: str) -> None:
         """Answer a request that cannot run with an error row."""
@@ -102,6 +151,8 @@ class RunLoop:
             return False
         compute_s, memory_s = self._predict(batch)
         self._cache.begin_step(batch)
+        if self._feed is not None and len(batch.new_request):
+            self._feed.begins(batch.new_request)
         scheduled = time.monotonic()
         result = self._backend.run(batch)
         computed = time.monotonic()
@@ -109,9 +160,11 @@ class RunLoop:
         end = time.monotonic()
         self._deadline.note_step(end - begin)
         batcher = self._batcher
+        self._note_pace(end - begin, compute_s, memory_s)
         self._log.add(
             StepRecord(
                 attempt=self._attempt,
+                rank=self._rank,
                 step=batch.step,
                 start_s=begin - self._begin,
                 step_s=end - begin,
@@ -182,6 +235,12 @@ class RunLoop:
         read_tokens = end[:n].sum(dtype=np.int64) - spared
         return float(compute_s), float(read_tokens * self._cost.context_s)
 
+    def _note_pace(self, step_s: float, compute_s: float, memory_s: float) -> None:
+        busy_s = self._cost.with_weight_floor(compute_s, self._cost.weight_read_s)
+        expected_s = float(self._cost.overlapped_s(busy_s, memory_s))
+        self._stepped_s += step_s
+        self._expected_s += expected_s
+
     def _save_all(self) -> None:
         self._flush()  # first: what has ended is in the other file no more
         self._unfinished.save()
@@ -209,6 +268,8 @@ class RunLoop:
                 score=[g.score for g in self._ended],
             )
             self._journal.append(table)
+            if self._feed is not None:
+                self._feed.saved(request, table["num_output_tokens"].to_numpy())
             self._saved_rows += len(self._ended)
             self._ended = []
         self._journal.append_steps(self._log.take())

@@ -4,7 +4,8 @@ The batcher is the engine's. What it knows of output lengths is a choice: the tr
 sample, or nothing but what it learns while it runs.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -22,12 +23,11 @@ from blendrun.engine.simulation import (
     SECONDS,
     Machine,
     Simulated,
-    simulate,
+    VirtualRun,
 )
 from blendrun.errors import CapacityError, InputError
 from blendrun.schedule.orders import Order, OrderSettings, order_requests
-from blendrun.schedule.partition import partition
-from blendrun.schedule.step.begin import BatchLimits, new_state, sampled
+from blendrun.schedule.step.begin import BatcherJob, BatchLimits, Steering, new_state, sampled
 from blendrun.schedule.step.steering import begin
 from blendrun.schedule.step_job import batcher_job, steering
 from blendrun.tree.annotate import annotate
@@ -67,23 +67,29 @@ class SimulateOptions:
     keep_sharing: float = 0.99
     length_factor: float = 1.0  # what the batcher believes, over the truth, with exact lengths
     price_factor: float = 1.0  # of compute seconds, likewise
+    rank_speed: Mapping[int, float] = field(default_factory=dict)  # of ranks that are slower
 
     def __post_init__(self) -> None:
         for name in ("dp", "page_size", "chunk_size", "max_seqs", "kv_memory"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, not {value}")
+        for rank, speed in self.rank_speed.items():
+            if not 0 <= rank < self.dp or not speed > 0:
+                raise InputError(
+                    f"rank_speed {rank}={speed:g}: ranks are 0 to {self.dp - 1}, speeds above 0"
+                )
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A simulated run of `dp` ranks, which all start at once."""
+    """A simulated run of `dp` ranks, which all start at once; some may have nothing to do."""
 
     options: SimulateOptions
     cost: CostModel
     budget: str  # fixed or ratio
     ranks: tuple[Simulated, ...]
-    parts: tuple[Int32, ...]  # requests of each rank
+    parts: tuple[Int32, ...]  # requests that each rank answered
     order: Order
     optimum: Optimum  # rank-seconds
     prompt_tokens: int
@@ -95,12 +101,16 @@ class Outcome:
         return max(rank.seconds for rank in self.ranks)
 
     @property
+    def num_ranks(self) -> int:
+        return self.options.dp
+
+    @property
     def ideal_frac(self) -> float:
-        return self.optimum.ideal_s / len(self.ranks) / self.seconds
+        return self.optimum.ideal_s / self.num_ranks / self.seconds
 
     @property
     def practical_frac(self) -> float:
-        return self.optimum.practical_s / len(self.ranks) / self.seconds
+        return self.optimum.practical_s / self.num_ranks / self.seconds
 
     @property
     def once_practical_frac(self) -> float:
@@ -151,13 +161,55 @@ class Outcome:
 
     @property
     def num_devices(self) -> int:
-        return self.cost.tp * len(self.ranks)
+        return self.cost.tp * self.num_ranks
 
 
-def simulate_job(
-    job: SimulatedJob, cost: CostModel, options: SimulateOptions, keep_chunks: bool = False
-) -> Outcome:
-    """Run `job` under one policy.
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A job that is ordered and priced, ready to run on any number of ranks."""
+
+    job: SimulatedJob
+    cost: CostModel
+    options: SimulateOptions
+    order: Order
+    optimum: Optimum
+    output_len: Int32  # [N] as the batcher counts them
+    planned: Int32  # [N] what is believed of them
+    learned: npt.NDArray[np.bool_]  # [N] may be learned better
+    batcher_job: BatcherJob  # of all requests
+    limits: BatchLimits
+    how: Steering
+
+    def rank(
+        self, part: Int32, rank: int, keep_chunks: bool = False, begin_s: float = 0.0
+    ) -> VirtualRun:
+        """A rank that begins with the requests `part`, in planned order."""
+        options = self.options
+        prices = StepPrices.of(self.cost).scaled(options.price_factor)
+        job = replace(self.batcher_job, order=part)
+        state = begin(new_state(job, self.limits, prices, self.how), part)
+        speed = options.rank_speed.get(rank, 1.0)
+        machine = Machine.of(self.cost, options.overlaps, speed)
+        return VirtualRun(state, part, self.output_len, machine, keep_chunks, begin_s)
+
+    def outcome(self, ranks: Sequence[Simulated], parts: Sequence[Int32]) -> Outcome:
+        tree = self.job.tree
+        return Outcome(
+            self.options,
+            self.cost,
+            self.how.budget,
+            tuple(ranks),
+            tuple(parts),
+            self.order,
+            self.optimum,
+            tree.num_prompt_tokens,
+            int(self.job.output_len.sum(dtype=np.int64)),
+            tree.num_unique_tokens,
+        )
+
+
+def prepare(job: SimulatedJob, cost: CostModel, options: SimulateOptions) -> Prepared:
+    """Order `job` under one policy.
 
     Raises:
         CapacityError: a request does not fit into KV memory alone.
@@ -173,7 +225,6 @@ def simulate_job(
     page_size = options.page_size or (1 if paper else 16)
     true_prices = annotate(job.tree, job.output_len, cost)
     best = job_optimum(job.tree, job.output_len, true_prices, cost, options.dp)
-    pages = cost.kv_capacity_tokens // page_size
     order = order_requests(
         options.policy,
         job.tree,
@@ -183,32 +234,17 @@ def simulate_job(
     how = steering(order.admission, options.budget, cost, bool(learned.any()), options.seed)
     hardware = cost.hardware
     limits = BatchLimits(
-        pages,
+        cost.kv_capacity_tokens // page_size,
         page_size,
         options.chunk_size or hardware.chunk_limit,
         options.max_seqs or _most_seqs(hardware),
         hardware.gemm_tile,
         first_in_prefill=not paper,
     )
-    machine = Machine.of(cost, options.overlaps)
-    prices = StepPrices.of(cost).scaled(options.price_factor)
-    parts = _parts(order, planned, learned, cost, options.dp)
-    ranks = []
-    for part in parts:
-        rank_job = batcher_job(order.tree, part, max_output, planned, learned, cost)
-        state = begin(new_state(rank_job, limits, prices, how), part)
-        ranks.append(simulate(state, part, output_len, machine, keep_chunks))
-    return Outcome(
-        options,
-        cost,
-        how.budget,
-        tuple(ranks),
-        tuple(parts),
-        order,
-        best,
-        job.tree.num_prompt_tokens,
-        int(job.output_len.sum(dtype=np.int64)),
-        job.tree.num_unique_tokens,
+    sequence = np.ascontiguousarray(order.sequence)
+    all_of_it = batcher_job(order.tree, sequence, max_output, planned, learned, cost)
+    return Prepared(
+        job, cost, options, order, best, output_len, planned, learned, all_of_it, limits, how
     )
 
 
@@ -253,14 +289,3 @@ def _planned(
     total = np.bincount(stratum[sample], output_len[sample])
     mean = total / np.maximum(np.bincount(stratum[sample]), 1)
     return np.rint(mean[stratum]).astype(np.int32), nothing
-
-
-def _parts(
-    order: Order, planned: Int32, learned: npt.NDArray[np.bool_], cost: CostModel, dp: int
-) -> list[Int32]:
-    """Requests of each rank, divided by what is known of lengths before the run."""
-    sequence = np.ascontiguousarray(order.sequence)
-    if dp == 1:
-        return [sequence]
-    parts = partition(order.tree, sequence, planned, cost, dp, learned)
-    return [part.requests for part in parts]

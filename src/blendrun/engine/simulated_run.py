@@ -31,7 +31,7 @@ def check_run_folder(run_dir: Path) -> None:
 def write_simulated_run(
     run_dir: Path, stored: StoredPlan, job: SimulatedJob, outcome: Outcome
 ) -> None:
-    """Write `outcome` as a complete run; each rank is an attempt, so their seconds add up."""
+    """Write `outcome` as a complete run of one attempt."""
     for name in (MANIFEST_FILE, "parts/*.parquet", "steps/*.parquet"):
         for path in run_dir.glob(name):
             path.unlink()
@@ -45,7 +45,7 @@ def write_simulated_run(
             journal.append(
                 _answers(row[part], sample[part], prompt_len, cached, job.output_len[part])
             )
-            journal.append_steps(_steps(simulated.steps, rank + 1, simulated.state.limits))
+            journal.append_steps(_steps(simulated.steps, rank, simulated.state.limits))
     started = datetime.now(UTC).isoformat(timespec="seconds")
     limits = outcome.ranks[0].state.limits
     environment = {
@@ -56,7 +56,7 @@ def write_simulated_run(
         "lengths": options.lengths,
         "overlaps": outcome.overlaps,
         "tp": cost.tp,
-        "dp": len(outcome.ranks),
+        "dp": outcome.num_ranks,
         "cost": cost.flavour,
         "kv_pages": int(limits["num_pages"]),
         "page_size": int(limits["page_size"]),
@@ -65,9 +65,7 @@ def write_simulated_run(
         "hardware": cost.hardware.to_table(),
         "model_shape": asdict(cost.shape),
     }
-    attempts = tuple(
-        Attempt(started, 0.0, simulated.seconds, simulated.seconds) for simulated in outcome.ranks
-    )
+    attempts = (Attempt(started, 0.0, outcome.seconds, outcome.seconds),)
     manifest = Manifest.new(stored.path, {"job_id": stored.plan.job_id})
     write_manifest(
         run_dir,
@@ -103,11 +101,12 @@ def _answers(
     return pa.table(columns, schema=ANSWER_SCHEMA)
 
 
-def _steps(steps: np.ndarray, attempt: int, limits: np.void) -> pa.Table:
+def _steps(steps: np.ndarray, rank: int, limits: np.void) -> pa.Table:
     whole = steps.astype(np.int64)
     zeros = np.zeros(len(steps))
     columns = {
-        "attempt": np.full(len(steps), attempt),
+        "attempt": np.full(len(steps), 1),
+        "rank": np.full(len(steps), rank),
         "step": np.arange(1, len(steps) + 1),
         "start_s": steps[:, log.START],
         "step_s": steps[:, log.SECONDS],

@@ -21,7 +21,7 @@ from blendrun.tree.prefix_tree import Int32, Int64
 
 _LOG_STEPS, _LOG_CHUNKS = 1 << 16, 1 << 18
 _MOST_TOKENS = 8192  # beyond, a step touches all weights and costs as much per token
-_PAUSE = -1  # the loop wants new log space or a refresh
+_PAUSE = -1  # the loop wants new log space or a refresh, or has come to the time it was given
 
 # columns of the step log
 (START, SECONDS, COMPUTE, MEMORY, PREFILL, DECODE, RUNNING, RUNNING_LEFT, WAITING, FINISHED, PAGES,
@@ -45,9 +45,10 @@ class Machine(NamedTuple):
     output_overhead_s: float  # … and each that it makes
     collective_s: float  # per token of the step, …
     latency_s: float  # … and once
+    pace: float  # what every step takes, over that
 
     @classmethod
-    def of(cls, cost: CostModel, overlaps: bool = True) -> "Machine":
+    def of(cls, cost: CostModel, overlaps: bool = True, speed: float = 1.0) -> "Machine":
         """`overlaps=False`: an engine that runs its operators one after the other."""
         prices, hardware = StepPrices.of(cost), cost.hardware
         tokens = np.arange(_MOST_TOKENS)
@@ -66,12 +67,17 @@ class Machine(NamedTuple):
             output_overhead_s=hardware.output_overhead_s,
             collective_s=two - one,
             latency_s=max(2 * one - two, 0.0),
+            pace=1.0 / speed,
         )
 
 
 class Log(NamedTuple):
     steps: Float64  # [_LOG_STEPS, NUM_COLUMNS]
     chunks: Int64  # [_LOG_CHUNKS, 4] step, request, start, end; a preemption is [0, 0)
+
+    @classmethod
+    def new(cls) -> "Log":
+        return cls(np.zeros((_LOG_STEPS, NUM_COLUMNS)), np.zeros((_LOG_CHUNKS, 4), np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,73 @@ class Simulated:
     state: State
 
 
+class VirtualRun:
+    """A batcher in virtual time, which can pause between steps."""
+
+    def __init__(
+        self,
+        state: State,
+        order: Int32,
+        num_outputs: Int32,
+        machine: Machine,
+        keep_chunks: bool = False,
+        begin_s: float = 0.0,
+    ) -> None:
+        """`state` has begun with `order`; `num_outputs` [N]: tokens after which outputs end."""
+        self.state, self.order = state, order
+        self._num_outputs, self._machine, self._keep_chunks = num_outputs, machine, keep_chunks
+        self._clock = np.full(1, begin_s)
+        self._steps: list[Float64] = []
+        self._chunks: list[Int64] = []
+
+    @property
+    def now_s(self) -> float:
+        return float(self._clock[0])
+
+    def wait_until(self, now_s: float) -> None:
+        """Nothing happens until then."""
+        self._clock[0] = max(self.now_s, now_s)
+
+    def advance(self, log: "Log", until_s: float = np.inf) -> Float64:
+        """Run to the end of the step in which `until_s` lies, or until nothing is left to do.
+
+        Args:
+            log: space to write on, which other runs may use in turn.
+
+        Returns:
+            [steps, NUM_COLUMNS] the steps made.
+
+        Raises:
+            CapacityError: the pages do not hold one request.
+            BackendError: requests wait and none can go on.
+        """
+        before = len(self._steps)
+        while self.now_s < until_s:
+            self.state = refreshed(self.state, self.order)
+            status, num_steps, num_chunks = _run(
+                self.state, self._num_outputs, self._machine, log, self._clock, until_s
+            )
+            self._steps.append(log.steps[:num_steps].copy())
+            if self._keep_chunks:
+                self._chunks.append(log.chunks[:num_chunks].copy())
+            if status == OVER:
+                break
+            if status == TOO_LARGE:
+                raise CapacityError(
+                    "a request does not fit into KV memory, even alone",
+                    "take more ranks (--tp) or hardware with more memory",
+                )
+            if status != _PAUSE:
+                raise BackendError("the simulated run cannot go on: requests wait and none can run")
+        return np.concatenate([np.zeros((0, NUM_COLUMNS)), *self._steps[before:]])
+
+    def result(self) -> Simulated:
+        """What has happened so far."""
+        steps = np.concatenate([np.zeros((0, NUM_COLUMNS)), *self._steps])
+        chunks = np.concatenate([np.zeros((0, 4), np.int64), *self._chunks])
+        return Simulated(steps, chunks, self.now_s, self.state)
+
+
 def simulate(
     state: State, order: Int32, num_outputs: Int32, machine: Machine, keep_chunks: bool = False
 ) -> Simulated:
@@ -93,29 +166,11 @@ def simulate(
         num_outputs: [N] tokens after which each output ends.
 
     Raises:
-        CapacityError: the pages do not hold one request.
-        BackendError: requests wait and none can go on.
+        as `VirtualRun.advance`.
     """
-    log = Log(np.zeros((_LOG_STEPS, NUM_COLUMNS)), np.zeros((_LOG_CHUNKS, 4), np.int64))
-    clock = np.zeros(1)
-    steps, chunks = [], []
-    while True:
-        state = refreshed(state, order)
-        status, num_steps, num_chunks = _run(state, num_outputs, machine, log, clock)
-        steps.append(log.steps[:num_steps].copy())
-        if keep_chunks:
-            chunks.append(log.chunks[:num_chunks].copy())
-        if status == OVER:
-            break
-        if status == TOO_LARGE:
-            raise CapacityError(
-                "a request does not fit into KV memory, even alone",
-                "take more ranks (--tp) or hardware with more memory",
-            )
-        if status != _PAUSE:
-            raise BackendError("the simulated run cannot go on: requests wait and none can run")
-    all_chunks = np.concatenate(chunks) if chunks else np.zeros((0, 4), np.int64)
-    return Simulated(np.concatenate(steps), all_chunks, float(clock[0]), state)
+    run = VirtualRun(state, order, num_outputs, machine, keep_chunks)
+    run.advance(Log.new())
+    return run.result()
 
 
 @compiled_part
@@ -136,7 +191,12 @@ def _at(seconds: Float64, count: int) -> float:
 
 @compiled
 def _run(
-    state: State, num_outputs: Int32, machine: Machine, log: Log, clock: Float64
+    state: State,
+    num_outputs: Int32,
+    machine: Machine,
+    log: Log,
+    clock: Float64,
+    until_s: float,
 ) -> tuple[int, int, int]:
     """Steps until the end, the next refresh or a full log: status, logged steps and chunks."""
     columns, slots, counts, step = state.requests, state.slots, state.counts, state.step
@@ -145,7 +205,7 @@ def _run(
     while True:
         if n == len(log.steps) or m + 2 * len(slots) > len(log.chunks):
             return _PAUSE, n, m
-        if n > 0 and must_refresh(state):
+        if n > 0 and (clock[0] >= until_s or must_refresh(state)):
             return _PAUSE, n, m
         preemptions, recomputed = counts.preemptions, counts.recomputed
         status = decide(state)
@@ -181,6 +241,7 @@ def _run(
         step_s = _norm(busy_s, read_s, machine.overlap_exponent) + machine.overhead_s
         step_s += machine.token_overhead_s * tokens + machine.output_overhead_s * heads
         step_s += machine.latency_s + machine.collective_s * tokens
+        step_s *= machine.pace
         row = log.steps[n]
         row[START], row[SECONDS], row[COMPUTE], row[MEMORY] = clock[0], step_s, busy_s, read_s
         row[PREFILL], row[DECODE] = prefilled, counts.num_decodes

@@ -10,6 +10,7 @@ class StepRecord:
     """Counts are of this step or at its end; `predicted_` seconds come from the cost model."""
 
     attempt: int
+    rank: int  # data-parallel; 0 where there is one
     step: int
     start_s: float  # since generation of this attempt began
     step_s: float

@@ -4,7 +4,7 @@ import time
 
 import pyarrow as pa
 
-from blendrun.data.results import ResultJournal
+from blendrun.data.results import RankJournal, ResultJournal
 from blendrun.engine.begun import begun_table
 from blendrun.engine.generations import Generations
 from blendrun.engine.requests import EngineRequests
@@ -15,7 +15,7 @@ class Unfinished:
 
     def __init__(
         self,
-        journal: ResultJournal,
+        journal: ResultJournal | RankJournal,
         requests: EngineRequests,
         generations: Generations,
         later: pa.Table,

@@ -1,1 +1,1 @@
-"""Starts, watches and ends the processes of a run that has several ranks."""
+"""Ranks: processes that share a job, or a model; who does what, hand-over, watch, restart."""

@@ -24,7 +24,8 @@ class RunMetrics:
     steps: int = 0
     wall_s: float = 0.0  # commands, from start to end
     load_s: float = 0.0
-    generate_s: float = 0.0  # from the first step of an attempt to its last
+    generate_s: float = 0.0  # from the first step of an attempt to its last, …
+    elapsed_s: float = 0.0  # … and on the clock: ranks run at the same time
     step_s: float = 0.0
     model_s: float = 0.0
     attention_s: float = 0.0
@@ -57,11 +58,11 @@ class RunMetrics:
 
     @property
     def input_tokens_per_s(self) -> float:
-        return _ratio(self.prompt_tokens, self.generate_s)
+        return _ratio(self.prompt_tokens, self.elapsed_s)
 
     @property
     def output_tokens_per_s(self) -> float:
-        return _ratio(self.output_tokens, self.generate_s)
+        return _ratio(self.output_tokens, self.elapsed_s)
 
     @property
     def total_tokens_per_s(self) -> float:
@@ -75,7 +76,7 @@ class RunMetrics:
 
     @property
     def mean_running(self) -> float:
-        """Requests that run at once, averaged over time."""
+        """Requests that run at once on a rank, averaged over time."""
         return _ratio(self.running_seconds, self.step_s)
 
     @property
@@ -84,7 +85,7 @@ class RunMetrics:
 
     @property
     def other_s(self) -> float:
-        """Time of generation outside of steps: writing results and progress."""
+        """Time of generation outside of steps: writing results and progress, waiting for work."""
         return max(self.generate_s - self.step_s, 0.0)
 
     @property
@@ -137,7 +138,10 @@ def _of_attempt(attempt: Attempt, steps: pa.Table | None) -> RunMetrics:
         return RunMetrics(attempts=1, wall_s=attempt.wall_s or 0.0, load_s=attempt.load_s or 0.0)
     column = {name: steps[name].to_numpy() for name in steps.column_names}
     seconds = column["step_s"]
-    generate_s = float(np.max(column["start_s"] + seconds))
+    elapsed_s = float(np.max(column["start_s"] + seconds))
+    ranks = 1  # each waits until the last one ends
+    if "rank" in column and not np.isnan(column["rank"]).any():
+        ranks = len(np.unique(column["rank"]))
     load_s = attempt.load_s or 0.0
     summed = ("step_s", "model_s", "attention_s", "sample_s", "schedule_s",
               "predicted_compute_s", "predicted_memory_s")  # fmt: skip
@@ -145,9 +149,10 @@ def _of_attempt(attempt: Attempt, steps: pa.Table | None) -> RunMetrics:
     return RunMetrics(
         attempts=1,
         steps=steps.num_rows,
-        wall_s=attempt.wall_s or load_s + generate_s,  # a killed attempt has no end
+        wall_s=attempt.wall_s or load_s + elapsed_s,  # a killed attempt has no end
         load_s=load_s,
-        generate_s=generate_s,
+        generate_s=ranks * elapsed_s,
+        elapsed_s=elapsed_s,
         running_seconds=float(column["running"] @ seconds),
         page_seconds=float(column["pages_used"] @ seconds),
         capacity_seconds=float(column["num_pages"] @ seconds),

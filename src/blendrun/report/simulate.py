@@ -8,16 +8,18 @@ from typing import Protocol
 
 from blendrun.cost.cost_model import CostModel
 from blendrun.engine.chunk_log import check_log_folder, write_chunk_log
-from blendrun.engine.simulated_job import Outcome, SimulatedJob, SimulateOptions, simulate_job
+from blendrun.engine.simulated_job import Outcome, SimulatedJob, SimulateOptions
 from blendrun.engine.simulated_plan import plan_cost, plan_shape, simulated_job
 from blendrun.engine.simulated_run import check_run_folder, write_simulated_run
 from blendrun.errors import InputError
+from blendrun.launch.simulated_ranks import simulate_job
 from blendrun.report.what_if import Point, explore, parse_grid
 from blendrun.report.what_if_plot import plot_points
 from blendrun.schedule.orders import POLICIES
 from blendrun.schedule.plan_file import StoredPlan, read_plan
 
 _PRICE = re.compile(r"(?:(?P<hardware>[^=]+)=)?(?P<price>\d+(?:\.\d*)?|\.\d+)")
+_SPEED = re.compile(r"(?P<rank>\d+)=(?P<speed>\d+(?:\.\d*)?|\.\d+)")
 PICTURE = "what-if.svg"
 
 
@@ -44,8 +46,11 @@ class Simulation:
         tp: int | None,
         dp: int | None,
         prices: Sequence[str],
+        speeds: Mapping[int, float] | None = None,
     ) -> "Simulation":
         """Read the plan; its own machine and ranks stand where nothing else is given.
+
+        `speeds` are of ranks that are slower than the others.
 
         Raises:
             PlanError: no plan.
@@ -55,7 +60,9 @@ class Simulation:
         cost = plan_cost(stored.plan, hardware, tp)
         seed = stored.plan.settings.get("seed", 0)
         ranks = stored.plan.dp if dp is None else dp
-        options = replace(options, dp=ranks, seed=options.seed or int(seed))
+        options = replace(
+            options, dp=ranks, seed=options.seed or int(seed), rank_speed=dict(speeds or {})
+        )
         made = cls(stored, simulated_job(stored), cost, options, _prices(prices))
         if prices and not set(made.prices) & {"", cost.hardware.name} and len(prices) == 1:
             raise InputError(
@@ -150,6 +157,17 @@ def simulate_what_if(
     about = f"{len(wanted.job.output_len):,} requests to {wanted.cost.shape.name}, {names[0]}"
     plot_points(points, unit, about, picture)
     return points, unit, picture
+
+
+def rank_speeds(texts: Sequence[str]) -> dict[int, float]:
+    """Speeds by rank from texts such as `0=0.5`. Raises InputError."""
+    speeds = {}
+    for text in texts:
+        match = _SPEED.fullmatch(text)
+        if match is None:
+            raise InputError(f"--rank-speed {text!r} is not a rank and its speed", "such as 0=0.5")
+        speeds[int(match["rank"])] = float(match["speed"])
+    return speeds
 
 
 def _policies(text: str) -> list[str]:

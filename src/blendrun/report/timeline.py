@@ -9,6 +9,7 @@ def timeline(steps: pa.Table, num_spans: int = 10) -> pa.Table:
 
     Args:
         steps: step records of all attempts, in order; attempts follow each other without a gap.
+            Those of several ranks are taken as they began; seconds are rank-seconds then.
 
     Returns:
         one row per span: end_s, running, running_left, waiting, page_use_frac,
@@ -16,6 +17,7 @@ def timeline(steps: pa.Table, num_spans: int = 10) -> pa.Table:
     """
     if not steps.num_rows:
         return pa.table({})
+    steps = steps.sort_by([("attempt", "ascending"), ("start_s", "ascending")])
     column = {name: steps[name].to_numpy() for name in steps.column_names}
     seconds = column["step_s"]
     ends = np.cumsum(seconds)

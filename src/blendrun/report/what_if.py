@@ -6,8 +6,9 @@ from itertools import product
 
 from blendrun.cost.cost_model import CostModel
 from blendrun.cost.hardware import HardwareProfile
-from blendrun.engine.simulated_job import SimulatedJob, SimulateOptions, simulate_job
+from blendrun.engine.simulated_job import SimulatedJob, SimulateOptions
 from blendrun.errors import BlendrunError, CapacityError, InputError
+from blendrun.launch.simulated_ranks import simulate_job
 
 _KEYS = ("hardware", "tp", "dp")
 

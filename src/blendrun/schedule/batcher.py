@@ -16,6 +16,7 @@ from blendrun.schedule.batch import Batch, Freed
 from blendrun.schedule.step.admit import too_large
 from blendrun.schedule.step.begin import BatcherJob, BatchLimits, Steering, new_state
 from blendrun.schedule.step.decide import OVER, STUCK, TOO_LARGE, commit, decide
+from blendrun.schedule.step.handover import deposited, observed, withdrawn
 from blendrun.schedule.step.state import State
 from blendrun.schedule.step.steering import begin, refreshed
 from blendrun.tree.prefix_tree import Int32
@@ -42,7 +43,7 @@ class Batcher:
         if len(self.too_large):
             job = job.without(self.too_large)
             state = new_state(job, limits, prices, how, share)
-        self._order = np.array(job.order, np.int32)
+        self._job, self._order = job, np.array(job.order, np.int32)
         # requests that share prefixes are neighbours here
         self._place = np.argsort(job.tree.leaf_order).astype(np.int32)
         self.state: State = begin(state, self._order)
@@ -125,6 +126,23 @@ class Batcher:
         """
         commit(self.state, finished)
         return Freed(batch.slot[finished], self._dropped())
+
+    def withdraw(self, requests: Int32) -> tuple[Int32, Freed]:
+        """Take those of `requests` away that wait and have not run; them, and pages given back."""
+        self._order, taken = withdrawn(self.state, self._order, requests)
+        return taken, Freed(taken[:0], self._dropped())
+
+    def deposit(self, requests: Int32) -> Int32:
+        """Let more requests of the job wait; those that do not fit even alone are left out."""
+        large = too_large(self.state, np.ascontiguousarray(requests, np.int32))
+        fitting = requests[~np.isin(requests, large)]
+        self.state, self._order = deposited(self.state, self._job, self._order, fitting)
+        self.learns = bool(self.state.limits["learns"])
+        return large
+
+    def observe(self, requests: Int32, output_len: Int32) -> None:
+        """Learn from outputs that have ended elsewhere: [M] requests of the job, and lengths."""
+        observed(self.state, requests, output_len)
 
     def _batch(self) -> Batch:
         step, slots, counts = self.state.step, self.state.slots, self.state.counts

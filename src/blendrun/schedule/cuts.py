@@ -192,3 +192,21 @@ def _repeated_s(row: MixedRow, place: int) -> float:
     sparse = num_dense + place - dense
     repeated = row.repeat_s[dense] if dense < num_dense else 0.0
     return repeated + (row.repeat_s[sparse] if sparse < n else 0.0)
+
+
+@compiled
+def tail(row: MixedRow, wanted_s: float, slack_s: float) -> int:
+    """Where the last part of the sequence begins that takes `wanted_s`.
+
+    Within `slack_s` it begins where least is repeated; the end of the sequence where not one leaf
+    is as short.
+    """
+    n = len(row.repeat_s)
+    first = _first_begin(row, n, wanted_s + slack_s)
+    last = _first_begin(row, n, max(wanted_s - slack_s, 0.0))
+    best, least = last, np.inf
+    for begin in range(first, min(last, n - 1) + 1):
+        repeated = _repeated_s(row, begin)
+        if repeated < least:
+            best, least = begin, repeated
+    return best

@@ -15,7 +15,7 @@ from blendrun.schedule.cuts import cut
 from blendrun.schedule.leaf_row import LeafRow
 from blendrun.tree.annotate import Annotations, Float64, annotate
 from blendrun.tree.density_sides import dense_side_first
-from blendrun.tree.prefix_tree import ROOT, Int32, PrefixTree
+from blendrun.tree.prefix_tree import Int32, PrefixTree
 from blendrun.tree.strata import top_subtrees
 
 
@@ -47,21 +47,22 @@ def partition(
 
     Args:
         tree: of all N requests, as the batcher will share it.
-        sequence: int32[N] requests in planned order, which a part keeps.
+        sequence: int32[≤ N] requests to divide, in planned order, which a part keeps.
         output_len: int32[N] expected output tokens.
         guessed: [N] requests of whose output length nothing is known. Where that is most of them,
             every top subtree is divided evenly instead, as its prompts alone allow no better: a
             set of long outputs that nobody expects would all go to one rank.
     """
     priced = annotate(tree, output_len, cost)
-    if guessed is not None and 2 * np.count_nonzero(guessed) > len(sequence):
+    if guessed is not None and 2 * np.count_nonzero(guessed[sequence]) > len(sequence):
         return _evenly(tree, sequence, output_len, cost, priced, parts)
-    alone = _of_their_own(tree, output_len, cost, priced.compute_s[ROOT], parts)
-    row = LeafRow.of(*dense_side_first(tree, priced)).without(alone)
+    alone = _of_their_own(tree, sequence, output_len, cost, priced, parts)
+    absent = np.setdiff1d(np.arange(tree.num_requests, dtype=np.int32), sequence)
+    row = LeafRow.of(*dense_side_first(tree, priced)).without(np.concatenate([alone, absent]))
     mixed = row.mixed(tree.prompt_len, output_len, cost)
     ends, compute_s = cut(mixed, parts - len(alone))
 
-    rank_of = np.empty(len(sequence), np.int64)
+    rank_of = np.empty(tree.num_requests, np.int64)
     in_turn = row.requests[row.turns(mixed.dense_before)]
     rank_of[in_turn] = np.repeat(np.arange(len(compute_s)), np.diff(ends))
     rank_of[alone] = np.arange(len(compute_s), parts)
@@ -81,12 +82,13 @@ def _evenly(
     """Runs of equal expected time of each top subtree, one for each part."""
     stratum, _ = top_subtrees(tree)
     seconds = cost.overlapped_s(priced.request_compute_s, priced.request_memory_s)
-    order = tree.leaf_order[np.argsort(stratum[tree.leaf_order], kind="stable")]
-    total = np.bincount(stratum, seconds)
+    order = tree.leaf_order[np.isin(tree.leaf_order, sequence)]
+    order = order[np.argsort(stratum[order], kind="stable")]
+    total = np.bincount(stratum[order], seconds[order])
     before = (np.cumsum(total) - total)[stratum[order]]
     middle = np.cumsum(seconds[order]) - seconds[order] / 2 - before
     run = np.clip(middle / total[stratum[order]] * parts, 0, parts - 1).astype(np.int64)
-    rank_of = np.empty(len(sequence), np.int64)
+    rank_of = np.full(tree.num_requests, -1)  # of those that are divided
     rank_of[order] = (run + stratum[order]) % parts  # in turn, for subtrees of few requests
     row = LeafRow.of(tree, 0)
     compute_s = np.zeros(parts)
@@ -105,32 +107,38 @@ def _parts(
 ) -> list[Part]:
     """The parts that belong to `rank_of`, [N]; `compute_s` is of each part."""
     parts = len(compute_s)
-    memory_s = np.bincount(rank_of, priced.request_memory_s, parts)
+    memory_s = np.bincount(rank_of[sequence], priced.request_memory_s[sequence], parts)
     seconds = cost.overlapped_s(compute_s, memory_s)
     by_rank = sequence[np.argsort(rank_of[sequence], kind="stable")]
-    requests = np.split(by_rank, np.cumsum(np.bincount(rank_of, minlength=parts))[:-1])
+    counts = np.bincount(rank_of[sequence], minlength=parts)
+    requests = np.split(by_rank, np.cumsum(counts)[:-1])
     figures = zip(requests, compute_s.tolist(), memory_s.tolist(), seconds.tolist(), strict=True)
     return [Part(*figure) for figure in figures]
 
 
 def _of_their_own(
-    tree: PrefixTree, output_len: Int32, cost: CostModel, compute_s: float, parts: int
+    tree: PrefixTree,
+    sequence: Int32,
+    output_len: Int32,
+    cost: CostModel,
+    priced: Annotations,
+    parts: int,
 ) -> Int32:
     """Requests that take as long as an equal share of what they and all shorter ones take.
 
     Without the prefixes that they share, which any rank that has such a request computes.
-
-    Args:
-        compute_s: of the whole job.
     """
+    compute_s = float(priced.request_compute_s[sequence].sum())
     prompt_len = tree.prompt_len
     memory_s = cost.memory_s(prompt_len, output_len)
     own_s = cost.prefill_s(tree.edge_start[tree.leaf_node], prompt_len) + cost.head_s(1)
     own_s = own_s + cost.decode_compute_s(prompt_len, output_len)
     alone_s = cost.overlapped_s(own_s, memory_s)
-    memory_left = float(memory_s.sum())
+    memory_left = float(memory_s[sequence].sum())
     alone: list[int] = []
-    for request in np.argsort(-alone_s, kind="stable")[: parts - 1].tolist():
+    chosen = np.sort(sequence)
+    longest = chosen[np.argsort(-alone_s[chosen], kind="stable")]
+    for request in longest[: parts - 1].tolist():
         share_s = float(cost.overlapped_s(compute_s, memory_left)) / (parts - len(alone))
         if alone_s[request] < share_s:
             break

@@ -214,14 +214,15 @@ def _lists(job: BatcherJob, stratum: Int32, how: Steering) -> Lists:
             np.zeros(0, np.int32),
             np.zeros(len(order), np.int32),
             np.zeros(len(order), np.int32),
-            _units(job, order if ADMISSION[how.admission] == TWO_ENDED else order[:0]),
+            units_of(job, order if ADMISSION[how.admission] == TWO_ENDED else order[:0]),
         ),
         order,
         np.zeros(0, np.int32),
     )
 
 
-def _units(job: BatcherJob, order: Int32) -> Any:
+def units_of(job: BatcherJob, order: Int32) -> Any:
+    """Stretches of a sequence, for the scan from both ends."""
     own_len = job.tree.edge_len[job.tree.leaf_node]
     return merged(job.compute_s[order], job.memory_s[order], own_len[order])
 

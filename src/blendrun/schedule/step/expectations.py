@@ -8,6 +8,7 @@ import numpy as np
 
 from blendrun.compiled import compiled, compiled_part
 from blendrun.schedule.step.state import UNLEARNED, Lengths, State
+from blendrun.tree.prefix_tree import Int64
 
 _BIN_GROWTH = 1.085
 _LEARNED_EVENTS = 8  # ended outputs after which the lengths of a stratum count as known
@@ -19,6 +20,12 @@ def bin_edges(longest: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     while edges[-1] <= 2 * longest:
         edges.append(max(edges[-1] + 1, np.floor(edges[-1] * _BIN_GROWTH)))
     return np.array(edges)
+
+
+def enough_ended(total: Int64) -> Int64:
+    """As `is_learned`: outputs that have to end of strata with so many requests."""
+    enough: Int64 = np.minimum(_LEARNED_EVENTS, (total + 1) // 2)
+    return enough
 
 
 @compiled_part

@@ -1,0 +1,18 @@
+"""What one of several ranks says of itself, as plain numbers for the coordinator."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankFigures:
+    running: int
+    waiting: int
+    compute_s: float  # of what is left to do, as its batcher expects, …
+    memory_s: float  # … and KV reads
+    stepped_s: float  # steps so far took so long, …
+    expected_s: float  # … and should have taken this long
+    output_tokens: int  # so far
+    mean_len: npt.NDArray[np.float64]  # [S] expected output of a stratum's requests; 0: unlearned

@@ -1,0 +1,105 @@
+"""What a coordinator and its ranks say to each other: columns, never an object per request.
+
+Requests are numbers of the window's plan. A message is pickled as a whole: a few arrays.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from blendrun.engine.rank_figures import RankFigures
+from blendrun.tree.prefix_tree import Int32
+
+_NOTHING = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenWindow:
+    """To a rank: the next requests are those of this window."""
+
+    number: int
+    pending: Int32  # requests of all ranks without an answer, in planned order
+    seen_request: Int32  # output lengths that are known: of requests alike, …
+    seen_output: Int32  # … and their tokens
+    begin_s: float  # from when on the monotonic clock steps are timed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Take:
+    """To a rank: requests to answer, too, and lengths of outputs of their kind that have ended."""
+
+    requests: Int32
+    seen_request: Int32 = field(default_factory=lambda: _NOTHING)
+    seen_output: Int32 = field(default_factory=lambda: _NOTHING)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Give:
+    """To a rank: give these back where they have not begun; answered by `Gave`."""
+
+    requests: Int32
+
+
+@dataclass(frozen=True, slots=True)
+class CloseWindow:
+    """To a rank: every request of the window is answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """To a rank: save and end, whatever there is left to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """From a rank: it is ready for requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """From a rank: what runs there, and why (`environment` of the manifest)."""
+
+    environment: dict[str, Any]
+    num_continued: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Begun:
+    """From a rank: these come in, and are computed next."""
+
+    requests: Int32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Report:
+    """From a rank: how far it is."""
+
+    ended: Int32  # requests answered since the last report, safe on disk
+    ended_output: Int32  # tokens of these
+    figures: RankFigures
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """From a rank: nothing of the window is left with it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gave:
+    """From a rank: what it gives back."""
+
+    requests: Int32
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """From a rank: an error that ends the run."""
+
+    kind: str  # class name in `blendrun.errors`
+    message: str
+    hint: str | None
+
+
+ToRank = OpenWindow | Take | Give | CloseWindow | Stop
+FromRank = Loaded | Running | Begun | Report | Gave | Closed | Failed

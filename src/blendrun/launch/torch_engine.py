@@ -1,0 +1,66 @@
+"""The engine of a rank: the model, loaded once, in this process or a tensor-parallel group that
+follows it; one loop for each window.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from blendrun.data.answer_keys import read_keys
+from blendrun.data.results import RankJournal
+from blendrun.data.unfinished import read_unfinished
+from blendrun.engine.assembly import RankShare, assemble, find_model
+from blendrun.engine.deadline import Deadline
+from blendrun.engine.kv_memory import free_bytes
+from blendrun.engine.loop import RunLoop
+from blendrun.engine.requests import EngineRequests
+from blendrun.launch.messages import OpenWindow, Running
+from blendrun.launch.rank_feed import RankFeed
+from blendrun.launch.tensor_group import load_model
+from blendrun.launch.worker import RankJob
+from blendrun.schedule.plan_file import read_header, read_plan, window_paths
+from blendrun.tree.prefix_tree import Int32
+
+
+class TorchEngine:
+    def __init__(self, job: RankJob) -> None:
+        """Loads the model. Raises PlanError where it is not the plan's."""
+        self._job = job
+        self._plan, _ = read_header(job.plan_path)
+        self._deadline = Deadline(job.command_begin_s, job.settings.time_limit_s)
+        files = find_model(self._plan, job.settings)
+        self._model = load_model(files, job.settings)
+        self._keys = read_keys(job.run_dir)
+
+    def window(
+        self, opened: OpenWindow, requests: Int32, journal: RankJournal, feed: RankFeed
+    ) -> tuple[RunLoop, Running]:
+        job = self._job
+        stored = read_plan(window_paths(job.plan_path, self._plan)[opened.number])
+        everyone = EngineRequests.of(stored, job.settings.ignore_eos, self._keys)
+        made = assemble(
+            self._plan,
+            replace(job.settings, kv_memory=self._kv_memory()),
+            self._model,
+            replace(everyone, seen=(opened.seen_request, opened.seen_output)),
+            opened.pending,
+            read_unfinished(job.run_dir),
+            journal,
+            job.attempt,
+            opened.begin_s,
+            self._deadline,
+            lambda _: None,
+            RankShare(job.rank, job.num_ranks, requests, feed),
+        )
+        environment: dict[str, Any] = {**made.environment, "dp": job.num_ranks}
+        return made.loop, Running(environment, made.num_continued)
+
+    def _kv_memory(self) -> int:
+        """What each process of this rank may take, bytes."""
+        settings = self._job.settings
+        if settings.kv_memory is not None:
+            return settings.kv_memory
+        return free_bytes(self._job.num_ranks * (settings.tp or 1))
+
+
+def open_engine(job: RankJob) -> TorchEngine:
+    return TorchEngine(job)

@@ -1,0 +1,119 @@
+"""One data-parallel rank: it opens an engine and answers what the coordinator gives it.
+
+The same for every way to start processes. Knows a channel to the coordinator and an engine that is
+named in its job, so that the engine is loaded here and nowhere else.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol
+
+from blendrun.data.results import RankJournal
+from blendrun.engine.rank_figures import RankFigures
+from blendrun.engine.settings import ExecuteSettings
+from blendrun.errors import BlendrunError
+from blendrun.launch.messages import (
+    Closed,
+    CloseWindow,
+    Failed,
+    FromRank,
+    Gave,
+    Give,
+    Loaded,
+    OpenWindow,
+    Running,
+    Stop,
+    Take,
+    ToRank,
+)
+from blendrun.launch.rank_feed import RankFeed, StoppedError
+from blendrun.tree.prefix_tree import Int32
+
+
+@dataclass(frozen=True, slots=True)
+class RankJob:
+    """What a rank has to know before it starts. Small, and can be sent to another machine."""
+
+    rank: int
+    num_ranks: int
+    plan_path: Path
+    run_dir: Path
+    settings: ExecuteSettings
+    attempt: int
+    numbers: range  # of the files that this process may write
+    command_begin_s: float  # on the monotonic clock, for the time limit
+    engine: str  # `module:function` that takes this job and gives an `Engine`
+
+
+class Channel(Protocol):
+    """To the coordinator. Raises EOFError where it is gone."""
+
+    def send(self, message: FromRank) -> None: ...
+
+    def receive(self) -> ToRank:
+        """The next message; waits for it."""
+
+    def has_message(self) -> bool: ...
+
+
+class Loop(Protocol):
+    """A window in work; the methods of `engine.loop.RunLoop`."""
+
+    def run(self) -> None: ...
+
+    def deposit(self, requests: Int32) -> None: ...
+
+    def withdraw(self, requests: Int32) -> Int32: ...
+
+    def observe(self, requests: Int32, output_len: Int32) -> None: ...
+
+    def figures(self) -> RankFigures: ...
+
+
+class Engine(Protocol):
+    def window(
+        self, opened: OpenWindow, requests: Int32, journal: RankJournal, feed: RankFeed
+    ) -> tuple[Loop, Running]:
+        """A loop over the first `requests` of a window, and what runs there."""
+
+
+def run_rank(job: RankJob, channel: Channel) -> None:
+    """Answer windows until the coordinator says that it is enough, or is gone."""
+    try:
+        engine = _open(job.engine)(job)
+        journal = RankJournal(job.run_dir, job.numbers)
+        channel.send(Loaded())
+        while True:
+            message = channel.receive()
+            if isinstance(message, Stop):
+                return
+            if isinstance(message, OpenWindow):
+                _window(message, engine, journal, channel)
+                channel.send(Closed())
+    except (StoppedError, EOFError, BrokenPipeError):
+        return
+    except BlendrunError as error:
+        channel.send(Failed(type(error).__name__, error.message, error.hint))
+
+
+def _window(opened: OpenWindow, engine: Engine, journal: RankJournal, channel: Channel) -> None:
+    while not isinstance(message := channel.receive(), Take):
+        if isinstance(message, CloseWindow):
+            return
+        if isinstance(message, Stop):
+            raise StoppedError
+        if isinstance(message, Give):
+            channel.send(Gave(message.requests[:0]))
+    loop, running = engine.window(opened, message.requests, journal, RankFeed(channel))
+    channel.send(running)
+    if len(message.seen_request):
+        loop.observe(message.seen_request, message.seen_output)
+    loop.run()
+
+
+def _open(name: str) -> Callable[[RankJob], Engine]:
+    module, _, function = name.partition(":")
+    opener: Callable[[RankJob], Engine] = getattr(import_module(module), function)
+    return opener
