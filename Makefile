@@ -16,6 +16,7 @@ DEMO_MODEL = $$($(BIN)/python -c 'import importlib.util, pathlib; \
 
 FUZZ_MINUTES ?= 10
 SOAK_KILLS ?= 1000
+BENCH_ARGS ?=
 
 .PHONY: help setup demo test lint fuzz soak sanitize
 
@@ -27,7 +28,7 @@ help:
 	@echo 'make fuzz    broken JSON lines for FUZZ_MINUTES (10)'
 	@echo 'make soak    SOAK_KILLS (1000) random kills: every run must end as an unbroken one'
 	@echo 'make setup   virtual environment $(VENV) with torch, blendrun and the demo model'
-	@echo 'make bench-NAME   runs benchmarks/bench_NAME.py'
+	@echo 'make bench-NAME   runs benchmarks/bench_NAME.py with BENCH_ARGS; bench-peers compares engines'
 
 setup: $(STAMP)
 
@@ -87,4 +88,4 @@ soak: setup
 
 bench-%: setup
 	@test -f benchmarks/bench_$*.py || { echo 'no benchmarks/bench_$*.py' >&2; exit 1; }
-	$(BIN)/python benchmarks/bench_$*.py
+	$(BIN)/python benchmarks/bench_$*.py $(BENCH_ARGS)

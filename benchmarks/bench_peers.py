@@ -20,8 +20,10 @@ from typing import Any
 from peers.checkpoint import write_bf16
 from peers.cli import Cli
 from peers.comparison import Line, Open, compare, markdown, record
-from peers.contenders import PEERS, Blendrun, Peer, PeerError, PeerProcess, Run
+from peers.contenders import Blendrun, PeerError, Run
 from peers.job import TokenJob, demo_model
+from peers.peer_process import PeerProcess
+from peers.roster import PEERS, Peer
 
 from blendrun.data.model_files import resolve_model
 
@@ -57,15 +59,18 @@ class Arena:
         flags = ["--kv-memory", f"{self._options.kv_gib}GiB"]
         return Blendrun(self._cli, plan, self.job.rows, flags, f"policy {policy}")
 
+    def policy_tries(self, policy: str) -> list[Open]:
+        """blendrun with another policy, as a rival of its own."""
+        return [functools.partial(self.blendrun, policy)]
+
     def tries(self, peer: Peer) -> list[Open]:
-        """What loads a peer, for each of its settings that `--setting` leaves."""
-        wanted = dict(word.split("=", 1) for word in self._options.setting)
+        """What loads a peer, for each of its settings."""
+        fixed = dict(self._options.setting)
         return [
             functools.partial(
                 PeerProcess, peer, settings, self.job, self._model, self._options.kv_gib, self._work
             )
-            for settings in peer.settings()
-            if all(settings.get(name, value) == value for name, value in wanted.items())
+            for settings in peer.settings(fixed)
         ]
 
 
@@ -74,9 +79,7 @@ def contest(
 ) -> list[dict[str, Any]]:
     """Every peer, and blendrun's other policies, in pairs with its first; a record per line."""
     own = arena.blendrun(policies[0])
-    rivals = [
-        (f"policy {name}", [functools.partial(arena.blendrun, name)]) for name in policies[1:]
-    ]
+    rivals = [(f"policy {name}", arena.policy_tries(name)) for name in policies[1:]]
     rivals += [(peer.name, arena.tries(peer)) for peer in peers]
     own_runs: list[Run] = []
     lines: list[Line] = []
@@ -120,6 +123,17 @@ def job_file(job: str) -> Path:
     return Path(job) if Path(job).suffix else _DATA / f"{job}.parquet"
 
 
+def setting(word: str) -> tuple[str, str]:
+    """NAME=VALUE of a setting that some peer has. Raises ArgumentTypeError."""
+    name, _, value = word.partition("=")
+    known = {name for peer in PEERS for name in peer.tried}
+    fits = value in ("file", "sorted") if name == "order" else name in known and value.isdecimal()
+    if not fits:
+        names = ", ".join(f"{name}=N" for name in sorted(known))
+        raise argparse.ArgumentTypeError(f"{word}: not order=file, order=sorted or any of {names}")
+    return name, value
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add = parser.add_argument
@@ -131,8 +145,8 @@ def parse() -> argparse.Namespace:
         peer.name for peer in PEERS if peer.slow))  # fmt: skip
     add("--unique-prefixes", action="store_true", help="a first token of its own for each row")
     add("--only", action="append", choices=["blendrun", *names], help="can be given several times")
-    add("--setting", action="append", default=[], metavar="NAME=VALUE",
-        help="try only this value, where a peer has the setting: order=sorted")  # fmt: skip
+    add("--setting", action="append", default=[], type=setting, metavar="NAME=VALUE",
+        help="this value alone, for peers that have the setting: order=sorted")  # fmt: skip
     add("--policies", default="blend", help="of blendrun; peers are paired with the first")
     add("--repeats", type=int, default=2, help="pairs with the fastest setting of each peer")
     add("--kv-gib", type=int, default=4, help="memory for KV pages of every engine")
