@@ -20,7 +20,7 @@ class ContinuousBatches:
         transformers.utils.logging.set_verbosity_error()
         self.version = transformers.__version__
         self._model = transformers.AutoModelForCausalLM.from_pretrained(
-            options.model, dtype=torch.bfloat16, attn_implementation="paged|sdpa"
+            options.model, dtype=torch.bfloat16, attn_implementation="sdpa"
         ).eval()
         self._greedy = transformers.GenerationConfig(do_sample=False, eos_token_id=-1)
         self._config = ContinuousBatchingConfig(
