@@ -13,13 +13,14 @@ import argparse
 import functools
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from peers.checkpoint import write_bf16
 from peers.cli import Cli
-from peers.comparison import Line, Open, compare, markdown, record
+from peers.comparison import Line, Open, compare, markdown, record, run_once
 from peers.contenders import Blendrun, PeerError, Run
 from peers.job import TokenJob, demo_model
 from peers.peer_process import PeerProcess
@@ -47,6 +48,8 @@ class Arena:
             self.job = self.job.with_unique_beginnings(config["vocab_size"])
             prompts, limit = str(work / "unique.parquet"), []
             self.job.write_prompts(Path(prompts))
+        print(f"{len(self.job.rows)} rows, {self.job.num_prompt_tokens:,} prompt and "
+              f"{self.job.num_output_tokens:,} output tokens", file=sys.stderr)  # fmt: skip
         self._plan_flags = ["--ignore-eos", *limit]
         self._prompts = prompts
 
@@ -87,13 +90,11 @@ def contest(
         try:
             theirs, ours = compare(own, tries, repeats)
         except PeerError as error:
-            print(f"{name} skipped: {error}", flush=True)
+            print(f"{name} skipped: {error}", file=sys.stderr, flush=True)
             continue
         lines += theirs
         own_runs += ours
-        for line in theirs:
-            print(f"{name}, {line.settings}: {line.generate_s:.1f} s", flush=True)
-    own_runs = own_runs or [own.run() for _ in range(repeats)]
+    own_runs = own_runs or [run_once(own) for _ in range(repeats)]
     first = Line(own.name, own.version, own.settings, own.load_s, own_runs)
     return [record(line, arena.job, own_runs[0]) for line in (first, *lines)]
 
@@ -108,8 +109,6 @@ def bench(options: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     if fast or not slow:
         arena = Arena(options, model, options.rows, work / "whole")
-        print(f"{len(arena.job.rows)} rows, {arena.job.num_prompt_tokens:,} prompt and "
-              f"{arena.job.num_output_tokens:,} output tokens", flush=True)  # fmt: skip
         records += contest(arena, fast, policies, options.repeats)
     if slow:
         rows = min(options.rows or options.slow_rows, options.slow_rows)

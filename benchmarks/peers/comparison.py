@@ -5,6 +5,7 @@ the machine down for a while slows both. Starts nothing itself.
 """
 
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,13 +62,21 @@ def compare(own: Contender, tries: Sequence[Open], repeats: int) -> tuple[list[L
     chosen = tries[0] if best is None else next(o for line, o in lines if line is best)
     contender = chosen()
     try:
-        pairs = [(own.run(), contender.run()) for _ in range(repeats)]
+        pairs = [(run_once(own), run_once(contender)) for _ in range(repeats)]
     finally:
         contender.close()
     ratios = [theirs.generate_s / ours.generate_s for ours, theirs in pairs]
     runs = ([] if best is None else best.runs) + [theirs for _, theirs in pairs]
     paired = _line(contender, runs, ratios)
     return [paired if line is best else line for line in trials] or [paired], [o for o, _ in pairs]
+
+
+def run_once(contender: Contender) -> Run:
+    """The job once; says the seconds on stderr, as a whole comparison may take hours."""
+    run = contender.run()
+    words = f"{contender.name}, {contender.settings}: {run.generate_s:.1f} s"
+    print(words, file=sys.stderr, flush=True)
+    return run
 
 
 def same_beginnings(runs: Sequence[Run], reference: Run) -> float | None:
@@ -103,7 +112,7 @@ def markdown(records: Sequence[dict[str, Any]]) -> str:
 def _once(open_one: Open) -> Line:
     contender = open_one()
     try:
-        return _line(contender, [contender.run()], [])
+        return _line(contender, [run_once(contender)], [])
     finally:
         contender.close()
 

@@ -12,7 +12,7 @@ PAGE_TOKENS = 32  # a prefix is shared in whole pages; the default is 256
 
 
 class ContinuousBatches:
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, job: Job) -> None:
         import torch
         import transformers
         from transformers.generation import ContinuousBatchingConfig
@@ -25,7 +25,7 @@ class ContinuousBatches:
         self._greedy = transformers.GenerationConfig(do_sample=False, eos_token_id=-1)
         self._config = ContinuousBatchingConfig(
             page_size=PAGE_TOKENS,
-            num_blocks=kv_tokens(options) // PAGE_TOKENS,
+            num_blocks=min(kv_tokens(options) // PAGE_TOKENS, whole_pages(job)),
             max_batch_tokens=options.max_batch_tokens,
             max_requests_per_batch=options.max_requests,
             allow_block_sharing=True,
@@ -54,9 +54,15 @@ class ContinuousBatches:
         return Answers([answers[i] for i in ids])
 
 
-def load(options: argparse.Namespace, _job: Job) -> Engine:
+def whole_pages(job: Job) -> int:
+    """Pages for all requests at once; with more, only the attention mask would grow."""
+    lengths = (len(p) + n for p, n in zip(job.prompts, job.max_tokens, strict=True))
+    return sum(length // PAGE_TOKENS + 1 for length in lengths)
+
+
+def load(options: argparse.Namespace, job: Job) -> Engine:
     require("transformers")
-    return ContinuousBatches(options)
+    return ContinuousBatches(options, job)
 
 
 if __name__ == "__main__":
