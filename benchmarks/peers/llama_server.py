@@ -1,11 +1,10 @@
 """llama.cpp's server with continuous batching: a bf16 GGUF, a slot per running request, and its
 own choice of the slot or saved prompt that a request has most in common with.
 
-`LLAMA_CPP` names a source folder of llama.cpp that is built in `build`; the checkpoint is
-converted once with its converter, beside it. Each slot has a KV cache of its own (not "unified"),
-because attention then reads no other slot's; it holds 16-bit floats, the default. Twice as many
-requests as slots are under way, so that no slot waits for the client. Runs in blendrun's
-environment.
+`LLAMA_CPP` names a source folder of llama.cpp that is built in `build`; its converter makes the
+GGUF once, beside the checkpoint, in this environment. Each slot has a KV cache of its own (not
+"unified"), because attention then reads no other slot's; it holds 16-bit floats, the default.
+Twice as many requests as slots are under way, so that no slot waits for the client.
 """
 
 import argparse

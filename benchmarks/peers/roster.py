@@ -69,7 +69,7 @@ PEERS = (
         "openvino", "openvino_batches.py", "OPENVINO_PYTHON",
         tried={"max_num_batched_tokens": (512, 2048)},
     ),
-    Peer("llama.cpp", "llama_server.py", tried={"slots": (16, 32)}),
+    Peer("llama.cpp", "llama_server.py", "LLAMA_CPP_PYTHON", tried={"slots": (16, 32)}),
     Peer(
         "transformers-continuous", "transformers_continuous.py", slow=True,
         tried={"max_requests": (8, 32)},
