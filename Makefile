@@ -17,6 +17,7 @@ DEMO_MODEL = $$($(BIN)/python -c 'import importlib.util, pathlib; \
 FUZZ_MINUTES ?= 10
 SOAK_KILLS ?= 1000
 SOAK_RUNS ?= 200
+BENCH_ARGS ?=
 
 .PHONY: help setup demo test lint fuzz soak soak-ranks sanitize
 
@@ -29,7 +30,7 @@ help:
 	@echo 'make soak    SOAK_KILLS (1000) random kills: every run must end as an unbroken one'
 	@echo 'make soak-ranks   SOAK_RUNS (200) runs on several ranks, a random fault in each'
 	@echo 'make setup   virtual environment $(VENV) with torch, blendrun and the demo model'
-	@echo 'make bench-NAME   runs benchmarks/bench_NAME.py'
+	@echo 'make bench-NAME   runs benchmarks/bench_NAME.py with BENCH_ARGS; bench-peers compares engines'
 
 setup: $(STAMP)
 
@@ -92,4 +93,4 @@ soak-ranks: setup
 
 bench-%: setup
 	@test -f benchmarks/bench_$*.py || { echo 'no benchmarks/bench_$*.py' >&2; exit 1; }
-	$(BIN)/python benchmarks/bench_$*.py
+	$(BIN)/python benchmarks/bench_$*.py $(BENCH_ARGS)

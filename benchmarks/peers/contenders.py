@@ -1,89 +1,63 @@
-"""The peers as subprocesses: what each is started with, and the times that it gives back.
+"""What takes part in a comparison, and blendrun itself as the command line that users start."""
 
-Knows command lines and environment variables; imports no engine.
-"""
-
-import ctypes.util
-import json
-import os
-import subprocess
-import sys
-from dataclasses import dataclass
+import importlib.metadata
+import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
-_HERE = Path(__file__).resolve().parent
-_SHOWN = 3000  # characters of what a failed peer said
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Generation seconds of every repeat, loading apart."""
-
-    generate_s: list[float]
-    load_s: float
-    output_tokens: int
-    note: str
+from peers.cli import Cli, output_tokens
 
 
 class PeerError(Exception):
     """A peer cannot run here; the message says why."""
 
 
-def run_transformers(
-    job: Path, folder: Path, batch_sizes: str, sample_rows: int, repeats: int, threads: int | None
-) -> Timing:
-    """Static batching. Raises PeerError."""
-    args = [job, "--model", folder, "--batch-sizes", batch_sizes, "--sample-rows", sample_rows]
-    return _run(Path(sys.executable), "transformers_static.py", args, repeats, _threads(threads))
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of the whole job, loading apart."""
+
+    generate_s: float
+    answers: dict[int, list[int]]  # output tokens by the job's row
+    computed_prompt_tokens: int | None  # None: the engine does not say
 
 
-def run_vllm(
-    python: Path, job: Path, folder: Path, num_batched_tokens: int | None, repeats: int,
-    threads: int | None, kv_gib: int,
-) -> Timing:  # fmt: skip
-    """vLLM's offline engine in the environment of `python`. Raises PeerError."""
-    args: list[object] = [job, "--model", folder]
-    if num_batched_tokens is not None:
-        args += ["--max-num-batched-tokens", num_batched_tokens]
-    env = vllm_environment(python, threads, kv_gib)
-    return _run(python, "vllm_offline.py", args, repeats, env)
+class Contender(Protocol):
+    """An engine with its settings, ready to run the job again and again."""
+
+    name: str
+    version: str
+    settings: str
+    load_s: float
+
+    def run(self) -> Run:
+        """The job once, nothing cached from before. Raises PeerError."""
+
+    def close(self) -> None:
+        """Free what it holds."""
 
 
-def vllm_environment(python: Path, threads: int | None, kv_gib: int) -> dict[str, str]:
-    """What vLLM's CPU backend wants: threads bound to cores, a fast malloc, Intel's OpenMP."""
-    cores = sorted(os.sched_getaffinity(0))[:threads]
-    tcmalloc = ctypes.util.find_library("tcmalloc_minimal")
-    openmp = next(iter(sorted(python.parent.parent.glob("lib/**/libiomp5.so"))), None)
-    preload = [str(library) for library in (tcmalloc, openmp) if library is not None]
-    return {
-        "LD_PRELOAD": ":".join(preload),
-        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
-        "VLLM_CPU_KVCACHE_SPACE": str(kv_gib),
-        "HF_HUB_OFFLINE": "1",
-    }
+@dataclass(slots=True)
+class Blendrun:
+    """`blendrun execute` on a plan, each time in a new run folder."""
 
+    cli: Cli
+    plan: Path
+    rows: list[int]  # the job's, to find answers by
+    flags: list[str]
+    settings: str
+    name: str = "blendrun"
+    version: str = field(default_factory=lambda: importlib.metadata.version("blendrun"))
+    load_s: float = 0.0
 
-def _threads(threads: int | None) -> dict[str, str]:
-    return {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    def run(self) -> Run:
+        run_dir = self.plan.with_suffix(".run")
+        report = self.cli.execute(self.plan, run_dir, "--ignore-eos", *self.flags)
+        answers = output_tokens(run_dir)
+        shutil.rmtree(run_dir)
+        self.load_s = report["load_s"]
+        kept = {row: tokens for row in self.rows if (tokens := answers[row]) is not None}
+        return Run(report["generate_s"], kept, report["computed_prompt_tokens"])
 
-
-def _run(
-    python: Path, script: str, args: list[object], repeats: int, env: dict[str, str]
-) -> Timing:
-    if not python.is_file():
-        raise PeerError(f"there is no {python}")
-    command = [str(python), str(_HERE / script), *map(str, args), "--repeats", str(repeats)]
-    done = subprocess.run(
-        command, env={**os.environ, **env}, capture_output=True, text=True, check=False
-    )
-    if done.returncode and "ModuleNotFoundError" in done.stderr:
-        raise PeerError("not installed: " + done.stderr.strip().splitlines()[-1])
-    if done.returncode:
-        raise PeerError(
-            f"{script} ended with {done.returncode}:\n"
-            f"{done.stdout[-_SHOWN:]}{done.stderr[-_SHOWN:]}"
-        )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    said = json.loads(lines[-1])
-    note = f"{said['version']}{', ' + said['note'] if 'note' in said else ''}"
-    return Timing(said["generate_s"], said["load_s"], said["output_tokens"], note)
+    def close(self) -> None:
+        pass

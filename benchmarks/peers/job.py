@@ -27,9 +27,9 @@ _JSON_BLOCK_BYTES = 64 << 20  # the longest line that can be read
 
 @dataclass(frozen=True, slots=True)
 class TokenJob:
-    """Requests in file order; `max_tokens[i]` tokens are asked for after `prompts[i]`."""
+    """Requests in order; `max_tokens[i]` tokens are asked for after `prompts[i]`."""
 
-    rows: list[int]  # input row of each request
+    rows: list[int]  # row of each request in the prompt file
     prompts: list[list[int]]
     max_tokens: list[int]
 
@@ -47,6 +47,34 @@ class TokenJob:
     @classmethod
     def load(cls, path: Path) -> Self:
         return cls(**json.loads(path.read_text(encoding="utf-8")))
+
+    def in_prefix_order(self) -> Self:
+        """Sorted by tokens, so that prompts that begin alike are neighbours."""
+        order = sorted(range(len(self.prompts)), key=self.prompts.__getitem__)
+        return type(self)(
+            [self.rows[i] for i in order],
+            [self.prompts[i] for i in order],
+            [self.max_tokens[i] for i in order],
+        )
+
+    def with_unique_beginnings(self, vocab_size: int) -> Self:
+        """The same lengths and no shared prefix: every prompt's first token is another one.
+
+        Raises SystemExit where the vocabulary has fewer tokens than the job rows.
+        """
+        if len(self.prompts) > vocab_size:
+            raise SystemExit(f"{len(self.prompts)} rows cannot begin with {vocab_size} tokens")
+        last = vocab_size - 1  # the first ids are often special tokens
+        prompts = [[last - i, *prompt[1:]] for i, prompt in enumerate(self.prompts)]
+        return type(self)(list(range(len(prompts))), prompts, self.max_tokens)
+
+    def write_prompts(self, path: Path) -> None:
+        """As a prompt file of token ids; row i is request i."""
+        columns = {
+            "prompt_token_ids": pa.array(self.prompts, pa.list_(pa.int32())),
+            "max_tokens": pa.array(self.max_tokens, pa.int32()),
+        }
+        pq.write_table(pa.table(columns), path)
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")

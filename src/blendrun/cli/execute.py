@@ -57,8 +57,6 @@ def default_run_dir(plan: Path) -> Path:
     return plan.with_name(f"{plan.name.removesuffix('.json')}.run")
 
 
-
-
 def run_plan(
     plan: Path, run_dir: Path, given: dict[str, Any], begin_s: float, dp: int | None = None
 ) -> None:

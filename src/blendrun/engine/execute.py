@@ -214,7 +214,6 @@ def _check_executable(plan: Plan, settings: ExecuteSettings) -> None:
             f"{plan.model.name} is a model shape without weights: it can be planned, not executed",
             "plan with a checkpoint: --model FOLDER, FILE.gguf or a Hugging Face id",
         )
-        )
     tp = settings.tp or plan.tp
     if tp > 1:
         files = resolve_model(settings.model or plan.model.spec, weights=False)

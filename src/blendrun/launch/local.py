@@ -109,9 +109,7 @@ class _PipeChannel:
         return self._pipe.poll()
 
 
-def _main(
-    job: RankJob, pipe: Connection, lifeline: Connection, cores: Sequence[int]
-) -> None:
+def _main(job: RankJob, pipe: Connection, lifeline: Connection, cores: Sequence[int]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says what an interrupt means
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with(lifeline)
