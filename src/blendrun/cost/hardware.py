@@ -159,11 +159,11 @@ class HardwareProfile:
         parts = {
             name: getattr(self, name) / ranks for name in _SHARED if getattr(self, name) is not None
         }
-        rates = {
+        tables: dict[str, Any] = {
             name: tuple(rate / ranks for rate in getattr(self, name))
             for name in ("gemm_flops", "head_flops")
         }
-        return dataclasses.replace(self, **parts, **rates)
+        return dataclasses.replace(self, **parts, **tables)
 
     @property
     def overlaps(self) -> bool:

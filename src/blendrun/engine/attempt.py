@@ -106,7 +106,7 @@ class RunAttempt:
         ranks: Ranks | None = None,
         sample_only: bool = False,
     ) -> None:
-        """`load` loads the model; None: as one rank. `ranks` do the work where there are several."""
+        """`load` loads the model; None: as one rank. `ranks` do the work; None: this process."""
         attempt = Attempt(datetime.now(UTC).isoformat(timespec="seconds"))
         manifest = replace(manifest, attempts=(*manifest.attempts, attempt))
         self._sample_only, self._ranks = sample_only, ranks
