@@ -68,6 +68,8 @@ def logits_of(
 
     with monkeypatch.context() as patch:
         patch.setattr(TokenDrawer, "draw", noted)
+        # greedy rows, too
+        patch.setattr(TokenDrawer, "needs_logits", lambda _, requests: np.ones(len(requests), bool))
         plan, _ = plan_job(
             folder, rows, model, policy=policy, max_tokens=5, ignore_eos=True, prior_output_len=2
         )

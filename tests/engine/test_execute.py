@@ -12,7 +12,7 @@ import torch
 from blendrun.config import resolve
 from blendrun.data.manifest import read_manifest
 from blendrun.data.results import ResultJournal, read_answers, read_steps
-from blendrun.engine import drawing, step_runner, torch_backend
+from blendrun.engine import step_runner, torch_backend
 from blendrun.engine.execute import execute_sample
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.settings import ExecuteSettings
@@ -406,14 +406,21 @@ def test_logits_that_are_no_numbers_make_one_error_row(
     monkeypatch: pytest.MonkeyPatch,
 ):
     plan, _ = plan_files(tmp_path / "plan.json", [rows], checkpoint, temperature=temperature)
-    requests, real = EngineRequests.of(read_plan(plan), ignore_eos=False), drawing.sample
-    (key,) = requests.draw_key[requests.row == 1]
+    row = EngineRequests.of(read_plan(plan), ignore_eos=False).row
+    inputs, best_tokens = torch_backend.TorchBackend._inputs, step_runner.best_tokens
+    batches = []
 
-    def spoiled(logits, columns):
-        logits[torch.from_numpy((columns.key == key) & (columns.position > 8))] = torch.nan
-        return real(logits, columns)
+    def noted(backend, batch, wanted):
+        batches.append(batch)
+        return inputs(backend, batch, wanted)
 
-    monkeypatch.setattr(drawing, "sample", spoiled)
+    def spoiled(logits, *args):
+        request, position = torch_backend._draws(batches[-1])
+        logits[torch.from_numpy((row[request] == 1) & (position > 8))] = torch.nan
+        return best_tokens(logits, *args)
+
+    monkeypatch.setattr(torch_backend.TorchBackend, "_inputs", noted)
+    monkeypatch.setattr(step_runner, "best_tokens", spoiled)
     assert execute(plan, tmp_path / "run").num_errors == 1
     made = outputs(tmp_path / "run")
     assert [row["status"] for row in made] == ["ok", "error", *["ok"] * 6]

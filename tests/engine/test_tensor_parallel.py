@@ -154,7 +154,7 @@ def test_logits_of_every_kind_of_decoder_are_those_of_one_rank(name, tmp_path: P
     def on_rank(group: Any) -> tuple[Any, Any]:
         config = DecoderConfig.from_hf(resolve_model(str(folder)).config)
         weights = load_weights(folder, config, torch.float32, shard=group.shard)
-        mine = logits(Decoder(config, weights, None, group))
+        mine = logits(Decoder(config, weights, group=group))
         size = config.vocab_size
         return whole_logits(mine, size, group), best_tokens(mine, size, group)
 
