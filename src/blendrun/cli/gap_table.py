@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from blendrun.report.gap import BOUND, PARTS, UNEXPLAINED, Gap
-from blendrun.report.remedies import TITLES, Facts, finding, sentence
+from blendrun.report.remedies import TITLES, Facts, advice, finding, sentence
 from blendrun.units import count_of, format_seconds
 
 _LEAST_FRAC = 0.0005  # of the wall time; smaller parts share a line
@@ -12,6 +12,8 @@ _LEAST_FRAC = 0.0005  # of the wall time; smaller parts share a line
 
 def print_gap(out: Console, facts: Facts) -> None:
     out.print(finding(facts), markup=False)
+    if advised := advice(facts):
+        out.print(advised, markup=False)
     out.print()
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column("where the time went", no_wrap=True)

@@ -59,8 +59,15 @@ def _output_lengths(
     """Output tokens of every request, by request number; 0 for error rows and copied answers."""
     prompt, cached, output = (pc.fill_null(answers[name], 0).to_numpy() for name in _COUNTS)
     computed = np.where((cached == prompt) & (prompt > 0), 0, output)  # all there: a copy
+    return by_request(stored, answers, computed)
+
+
+def by_request(
+    stored: StoredPlan, answers: pa.Table, values: np.ndarray[tuple[int], np.dtype[np.int32]]
+) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """Values of all answers of a complete run, by request number."""
     requests = stored.requests
     keys = answer_keys(requests["row"].to_numpy(), requests["sample"].to_numpy())
-    lengths = np.zeros(requests.num_rows, np.int32)
-    lengths[requests["request"].to_numpy()] = computed[np.searchsorted(keys_of(answers), keys)]
-    return lengths
+    of_request = np.zeros(requests.num_rows, np.int32)
+    of_request[requests["request"].to_numpy()] = values[np.searchsorted(keys_of(answers), keys)]
+    return of_request

@@ -76,6 +76,8 @@ def explain_run(
         longest_output=int(pc.max(longest).as_py() or 0),
         tail_running=float(np.dot(steps.running[in_tail], steps.step_s[in_tail])) / (seconds or 1),
         num_ranks=ranks,
+        priced_model_s=float(steps.run_s.sum() + steps.collective_s.sum()),
+        priced_attention_s=float(steps.read_s.sum() + steps.prefill_attention_s.sum()),
         was_replayed=replay is not None,
     )
     return Explained(steps, facts)

@@ -33,6 +33,7 @@ class PricedSteps:
     outside_s: Float64  # of it, measured outside of the model: scheduling and sampling
     work_s: Float64  # compute at the machine's best rates (g of docs/report.md)
     busy_s: Float64  # the same at the rates of a step of this size, weights read (m)
+    prefill_attention_s: Float64  # of both
     read_s: Float64  # KV reads, as the backend does them (k)
     run_s: Float64  # both, as the engine runs them
     fixed_s: Float64  # fixed costs of the profile
@@ -81,14 +82,14 @@ def price_steps(
     tokens = column["prefill_tokens"] + column["decode_tokens"]
     heads = column["output_tokens"]
     prices, work_s = StepPrices.of(cost), column["predicted_compute_s"]
-    attention_s = work_s - prices.token_s * tokens - prices.head_s * heads
+    attention_s = np.maximum(work_s - prices.token_s * tokens - prices.head_s * heads, 0.0)
     rows = tokens if row_block is None else -(-tokens // row_block) * row_block
     most = int(rows.max(initial=0))
     # by table: a step's size is a whole number, and there are few sizes
     sizes = np.arange(most + 1)
     products_s, floor_s = cost.step_products_s(sizes)[rows], cost.step_floor_s(sizes)[rows]
     heads_s = cost.step_heads_s(np.arange(int(heads.max(initial=0)) + 1))[heads]
-    busy_s = cost.with_weight_floor(products_s + heads_s + np.maximum(attention_s, 0.0), floor_s)
+    busy_s = cost.with_weight_floor(products_s + heads_s + attention_s, floor_s)
     read_s = column["predicted_memory_s"]
     hardware = cost.hardware
     return PricedSteps(
@@ -98,6 +99,7 @@ def price_steps(
         outside_s=column["schedule_s"] + column["sample_s"],
         work_s=work_s,
         busy_s=busy_s,
+        prefill_attention_s=attention_s,
         read_s=read_s,
         run_s=cost.overlapped_s(busy_s, read_s) if overlaps else busy_s + read_s,
         fixed_s=hardware.step_overhead_s

@@ -44,6 +44,8 @@ class Facts:
     longest_output: int
     tail_running: float  # requests at once in the tail, on average
     num_ranks: int
+    priced_model_s: float  # what the cost model gives the steps of all ranks, and …
+    priced_attention_s: float  # … of it, attention
     was_replayed: bool  # so that wrong lengths are told apart
 
 
@@ -53,19 +55,20 @@ def sentence(part: str, facts: Facts) -> str:
 
 
 def finding(facts: Facts) -> str:
-    """How far from the optimum, and what cost most, in one sentence."""
-    gap = facts.gap
+    """How far from the optimum, and what cost most, in a few words."""
+    gap, part = facts.gap, facts.gap.largest
     if not gap.wall_s:
         return "nothing ran"
-    part = gap.largest
-    most = ""
-    if part is not None:
-        frac = abs(gap.part_of_wall(part))
-        most = f"; most went to {TITLES[part]}, {frac:.1%}: {sentence(part, facts)}"
+    most = f"; most above it: {TITLES[part]}, {gap.part_of_wall(part):.0%}" if part else ""
     if facts.work is None:
-        return f"not complete: {format_seconds(gap.wall_s)} so far{most}"
-    share = gap.practical_s / gap.wall_s
-    return f"{format_seconds(gap.wall_s)}, {share:.0%} of the practical optimum{most}"
+        return f"{format_seconds(gap.wall_s)} so far, not complete"
+    return f"{format_seconds(gap.wall_s)}, {gap.practical_s / gap.wall_s:.0%} of the optimum{most}"
+
+
+def advice(facts: Facts) -> str:
+    """What to do about the largest part."""
+    part = facts.gap.largest
+    return f"{TITLES[part]}: {sentence(part, facts)}" if part else ""
 
 
 def _ideal(f: Facts) -> str:
@@ -143,9 +146,16 @@ def _unexplained(f: Facts) -> str:
     if abs(seconds) <= 1e-6 * f.gap.wall_s:
         return "every second is accounted for"
     hint = "" if f.cost.hardware.calibrated else "; blendrun calibrate measures this machine"
-    if seconds < 0:
-        return f"steps were faster than the hardware profile says{hint}"
-    return f"steps were slower than the hardware profile says{hint}"
+    how = "faster" if seconds < 0 else "slower"
+    m, details = f.metrics, ""
+    if m.attention_s:
+        rest_s = f.priced_model_s - f.priced_attention_s
+        details = (
+            f": attention took {format_seconds(m.attention_s)}, priced at "
+            f"{format_seconds(f.priced_attention_s)}, the rest of the model "
+            f"{format_seconds(m.model_s - m.attention_s)}, priced at {format_seconds(rest_s)}"
+        )
+    return f"steps were {how} than the hardware profile says{details}{hint}"
 
 
 _SENTENCES: Mapping[str, Callable[[Facts], str]] = {

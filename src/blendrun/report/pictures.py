@@ -1,0 +1,273 @@
+"""The pictures of a run's page; each title says what the picture shows."""
+
+import html
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from blendrun.report.gap import Gap
+from blendrun.report.priced_steps import PricedSteps
+from blendrun.report.remedies import Facts
+from blendrun.report.spans import Spans, attempt_starts
+from blendrun.report.themed_svg import SERIES, SOFT, STYLE, themed_svg
+from blendrun.tree.annotate import Float64
+from blendrun.units import GIGA, TERA, count_of, format_count, format_seconds
+
+_BLUE, _ORANGE, _GREEN, _RED, _SKY = SERIES
+_CELLS = 60  # of a picture of points, each way
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    name: str
+    title: str  # the finding
+    svg: str
+    note: str  # how to read it
+
+
+def use_over_time(over: Spans, facts: Facts) -> Picture:
+    """Compute above, KV reads below, each as a share of the time."""
+    compute, reads = float(over.compute_frac.mean()), float(over.read_frac.mean())
+    title = f"Compute was busy {compute:.0%} of the time, KV reads {reads:.0%}"
+    note = (
+        "Seconds that the cost model gives the steps of a span, over its seconds: products at the "
+        "rate of their size and prefill attention, and KV reads as the backend does them. "
+    )
+    note += (
+        "The two can be busy at the same time on this machine."
+        if facts.cost.hardware.overlaps
+        else "They take turns on this machine: together they fill 100 % where nothing else is done."
+    )
+
+    def draw(figure: Figure) -> None:
+        upper, lower = figure.subplots(2, 1, sharex=True)
+        for axes, frac, colour, name in (
+            (upper, over.compute_frac, _BLUE, "compute"),
+            (lower, over.read_frac, _ORANGE, "KV reads"),
+        ):
+            axes.fill_between(over.middle_s, frac, color=colour, alpha=0.35, lw=0)
+            axes.plot(over.middle_s, frac, color=colour, lw=1.2)
+            axes.set_ylim(0, max(1.0, float(frac.max()) * 1.05))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+            axes.set_ylabel(f"{name}\nbusy")
+        _time_axis(lower, over)
+
+    return _picture("use", title, note, draw, height=3.6)
+
+
+def requests_over_time(over: Spans) -> Picture:
+    most, pages = float(over.running.max()), float(over.page_use_frac.max())
+    title = f"Up to {most:,.0f} requests at once took {pages:.0%} of the KV pages"
+    note = "Means over spans of time. Pages hold running requests and prefixes that are kept."
+
+    def draw(figure: Figure) -> None:
+        upper, middle, lower = figure.subplots(3, 1, sharex=True)
+        for axes, values, colour, name in (
+            (upper, over.running, _BLUE, "running"),
+            (middle, over.waiting, _RED, "waiting"),
+        ):
+            axes.fill_between(over.middle_s, values, color=colour, alpha=0.35, lw=0)
+            axes.plot(over.middle_s, values, color=colour, lw=1.2)
+            _from_zero(axes, values)
+            axes.set_ylabel(f"requests\n{name}")
+        lower.fill_between(over.middle_s, over.page_use_frac, color=_GREEN, alpha=0.35, lw=0)
+        lower.plot(over.middle_s, over.page_use_frac, color=_GREEN, lw=1.2)
+        lower.set_ylim(0, 1.02)
+        lower.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+        lower.set_ylabel("KV pages\nin use")
+        _time_axis(lower, over)
+
+    return _picture("requests", title, note, draw, height=4.4)
+
+
+def tokens_over_time(over: Spans, facts: Facts) -> Picture:
+    metrics = facts.metrics
+    share = metrics.prefill_tokens / max(metrics.prefill_tokens + metrics.decode_tokens, 1)
+    per_step = (metrics.prefill_tokens + metrics.decode_tokens) / max(metrics.steps, 1)
+    title = f"A step had {per_step:,.0f} tokens on average, {share:.0%} of them of prompts"
+    note = "Mean tokens of the steps in each span of time, stacked."
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        prefill, decode = np.nan_to_num(over.prefill_per_step), np.nan_to_num(over.decode_per_step)
+        axes.stackplot(
+            over.middle_s, decode, prefill, colors=[_ORANGE, _BLUE], alpha=0.75,
+            labels=["decode", "prefill"], lw=0,
+        )  # fmt: skip
+        _from_zero(axes, prefill + decode)
+        axes.set_ylabel("tokens of a step")
+        _legend(axes)
+        _time_axis(axes, over)
+
+    return _picture("tokens", title, note, draw)
+
+
+def roofline(steps: PricedSteps, facts: Facts) -> Picture:
+    """Where the run's steps stand under the machine's two ceilings."""
+    cost = facts.cost
+    peak = cost.hardware.effective_flops * cost.tp
+    bandwidth = cost.hardware.effective_bandwidth * cost.tp
+    flops, seconds = steps.work_s * peak, steps.step_s
+    weights = cost.weight_read_s * bandwidth
+    read = weights + steps.read_s * bandwidth
+    kept = (flops > 0) & (seconds > 0)
+    x, y = (flops / read)[kept], (flops[kept] / seconds[kept])
+    at_peak = float(flops.sum() / seconds.sum() / peak) if seconds.sum() else 0.0
+    title = f"Steps reached {at_peak:.0%} of the machine's arithmetic on average"
+    note = (
+        "Each dot stands for steps with about this many FLOP per byte of weights and KV; its size "
+        "is their share of the time. Left of the corner of the line reading limits, right of it "
+        "arithmetic."
+    )
+    if facts.cost.hardware.overlaps:
+        note += (
+            " The cost model lets KV reads go on while weights are read, so that simulated steps "
+            "can lie above the line."
+        )
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        px, py, weight = _cells(x, y, seconds[kept])
+        low = min(float(px.min(initial=peak / bandwidth)), peak / bandwidth) / 2
+        high = max(float(px.max(initial=peak / bandwidth)), peak / bandwidth) * 2
+        reach = np.geomspace(low, high, 100)
+        unit, name = (TERA, "TFLOP/s") if peak >= TERA else (GIGA, "GFLOP/s")
+        axes.plot(reach, np.minimum(reach * bandwidth, peak) / unit, color=SOFT, lw=1.5)
+        axes.scatter(px, py / unit, s=4 + 250 * weight, color=_BLUE, alpha=0.6, lw=0)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_ylim(top=max(peak, float(py.max(initial=0))) * 3 / unit)
+        _plain(axes)
+        axes.set_xlabel("FLOP per byte of weights and KV")
+        axes.set_ylabel(name)
+        axes.annotate(
+            f"{bandwidth / GIGA:,.0f} GB/s and {peak / unit:,.0f} {name}",
+            (peak / bandwidth, peak / unit),
+            xytext=(0, 5), textcoords="offset points", ha="center", color=SOFT,
+        )  # fmt: skip
+
+    return _picture("roofline", title, note, draw)
+
+
+def output_lengths(expected: Float64, true: Float64) -> Picture:
+    """Expected against true output tokens of every request."""
+    ratio = float(expected.sum() / max(true.sum(), 1))
+    within = float(np.mean((expected <= 2 * true) & (true <= 2 * expected)))
+    title = (
+        f"Expected outputs were {ratio:.2f} times the true ones; "
+        f"{within:.0%} of requests within a factor of 2"
+    )
+    note = (
+        "Each dot stands for requests; its size is their number. On the line, the plan expected "
+        "what came. What the run learned while it ran is not in it."
+    )
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        px, py, weight = _cells(np.maximum(true, 1), np.maximum(expected, 1), np.ones(len(true)))
+        top = max(float(px.max()), float(py.max())) * 1.5
+        axes.plot([0.7, top], [0.7, top], color=SOFT, lw=1.2)
+        axes.scatter(px, py, s=4 + 250 * weight, color=_ORANGE, alpha=0.6, lw=0)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        _plain(axes)
+        axes.set_xlabel("true output tokens")
+        axes.set_ylabel("expected output tokens")
+
+    return _picture("lengths", title, note, draw)
+
+
+def rank_chart(steps: PricedSteps, gap: Gap) -> Picture:
+    """Ranks, or attempts, as bars over the clock."""
+    begin = attempt_starts(steps)
+    lanes = steps.lanes
+    ends = [float(steps.end_s[lane.steps].max()) for lane in lanes]
+    names = [f"rank {lane.rank}" for lane in lanes]
+    if len(begin) > 1:
+        names = [f"attempt {lane.attempt + 1}, {n}" for lane, n in zip(lanes, names, strict=True)]
+    slowest = int(np.argmax(ends))
+    title = f"{names[slowest].capitalize()} ran longest; ranks ended within " + format_seconds(
+        max(ends) - min(ends)
+    )
+    if len({lane.rank for lane in lanes}) == 1:
+        title = f"The run took {count_of(len(begin), 'attempt')}"
+    note = "From the first step of each to its last; ramp-up and tail as docs/report.md has them."
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        colours = {-1: _SKY, 0: _BLUE, 1: _ORANGE}
+        for row, lane in enumerate(lanes):
+            phase = gap.phase[lane.steps]
+            starts, stops = steps.start_s[lane.steps], steps.end_s[lane.steps]
+            for kind, colour in colours.items():
+                mine = np.flatnonzero(phase == kind)
+                if len(mine):
+                    left = float(starts[mine[0]])
+                    width = float(stops[mine[-1]]) - left
+                    axes.barh(row, width, left=left + begin[lane.attempt], color=colour, lw=0)
+        axes.set_yticks(range(len(lanes)), names)
+        axes.invert_yaxis()
+        axes.grid(axis="y", visible=False)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_seconds(value)))
+        for kind, name in ((-1, "ramp-up"), (0, "middle"), (1, "tail")):
+            axes.barh(0, 0, color=colours[kind], label=name)
+        _legend(axes)
+
+    return _picture("ranks", title, note, draw, height=min(1.4 + 0.35 * len(lanes), 9))
+
+
+def _picture(
+    name: str, title: str, note: str, draw: Callable[[Figure], None], height: float = 3.0
+) -> Picture:
+    with rc_context(STYLE):
+        figure = Figure(figsize=(7.2, height), layout="constrained")
+        draw(figure)
+    return Picture(name, title, themed_svg(figure, name, html.escape(title)), note)
+
+
+def _cells(x: Float64, y: Float64, weight: Float64) -> tuple[Float64, Float64, Float64]:
+    """Points as at most a few thousand: those of a cell of a logarithmic grid are one.
+
+    The last are weights, the largest 1.
+    """
+    if not len(x):
+        nothing = np.zeros(0)
+        return nothing, nothing, nothing
+    lx, ly = np.log(x), np.log(y)
+
+    def places(values: Float64) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        low, high = float(values.min()), float(values.max())
+        return ((values - low) / ((high - low) or 1.0) * (_CELLS - 1e-6)).astype(np.int64)
+
+    cell = places(lx) * (_CELLS + 1) + places(ly)
+    total = np.bincount(cell, weight)
+    used = np.flatnonzero(total)
+    means = (np.exp(np.bincount(cell, weight * of)[used] / total[used]) for of in (lx, ly))
+    cx, cy = means
+    return cx, cy, total[used] / total.max()
+
+
+def _time_axis(axes: Axes, over: Spans) -> None:
+    axes.set_xlim(0, float(over.middle_s[-1] + over.middle_s[0]))
+    axes.xaxis.set_major_locator(MaxNLocator(7))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_seconds(value)))
+
+
+def _plain(axes: Axes) -> None:
+    plain = FuncFormatter(lambda value, _: f"{value:,.12g}")
+    axes.xaxis.set_major_formatter(plain)
+    axes.yaxis.set_major_formatter(plain)
+
+
+def _from_zero(axes: Axes, values: Float64) -> None:
+    axes.set_ylim(0, max(float(np.nanmax(values)) * 1.08, 1e-9))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
+
+
+def _legend(axes: Axes) -> None:
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, borderaxespad=0.2)
