@@ -9,6 +9,7 @@ import jinja2
 from blendrun.data.disk import atomic_file
 from blendrun.report import pictures
 from blendrun.report.gap import BOUND, PARTS, UNEXPLAINED, Gap
+from blendrun.report.picture import Picture
 from blendrun.report.remedies import TITLES, advice, finding
 from blendrun.report.report import Report
 from blendrun.report.requests_seen import RequestsSeen, requests_seen
@@ -99,7 +100,7 @@ def _most(gap: Gap) -> float:
     return most_s
 
 
-def _pictures(report: Report, seen: RequestsSeen | None) -> list[pictures.Picture]:
+def _pictures(report: Report, seen: RequestsSeen | None) -> list[Picture]:
     explained = report.explained
     if explained is None:
         return []

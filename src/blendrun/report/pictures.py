@@ -1,33 +1,27 @@
 """The pictures of a run's page; each title says what the picture shows."""
 
-import html
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import numpy as np
-from matplotlib import rc_context
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter
 
 from blendrun.report.gap import Gap
+from blendrun.report.picture import (
+    Picture,
+    cells,
+    from_zero,
+    legend,
+    picture,
+    plain,
+    time_axis,
+)
 from blendrun.report.priced_steps import PricedSteps
 from blendrun.report.remedies import Facts
 from blendrun.report.spans import Spans, attempt_starts
-from blendrun.report.themed_svg import SERIES, SOFT, STYLE, themed_svg
+from blendrun.report.themed_svg import SERIES, SOFT
 from blendrun.tree.annotate import Float64
-from blendrun.units import GIGA, TERA, count_of, format_count, format_seconds
+from blendrun.units import GIGA, TERA, count_of, format_seconds
 
 _BLUE, _ORANGE, _GREEN, _RED, _SKY = SERIES
-_CELLS = 60  # of a picture of points, each way
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    name: str
-    title: str  # the finding
-    svg: str
-    note: str  # how to read it
 
 
 def use_over_time(over: Spans, facts: Facts) -> Picture:
@@ -55,9 +49,9 @@ def use_over_time(over: Spans, facts: Facts) -> Picture:
             axes.set_ylim(0, max(1.0, float(frac.max()) * 1.05))
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
             axes.set_ylabel(f"{name}\nbusy")
-        _time_axis(lower, over)
+        time_axis(lower, over)
 
-    return _picture("use", title, note, draw, height=3.6)
+    return picture("use", title, note, draw, height=3.6)
 
 
 def requests_over_time(over: Spans) -> Picture:
@@ -73,16 +67,16 @@ def requests_over_time(over: Spans) -> Picture:
         ):
             axes.fill_between(over.middle_s, values, color=colour, alpha=0.35, lw=0)
             axes.plot(over.middle_s, values, color=colour, lw=1.2)
-            _from_zero(axes, values)
+            from_zero(axes, values)
             axes.set_ylabel(f"requests\n{name}")
         lower.fill_between(over.middle_s, over.page_use_frac, color=_GREEN, alpha=0.35, lw=0)
         lower.plot(over.middle_s, over.page_use_frac, color=_GREEN, lw=1.2)
         lower.set_ylim(0, 1.02)
         lower.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
         lower.set_ylabel("KV pages\nin use")
-        _time_axis(lower, over)
+        time_axis(lower, over)
 
-    return _picture("requests", title, note, draw, height=4.4)
+    return picture("requests", title, note, draw, height=4.4)
 
 
 def tokens_over_time(over: Spans, facts: Facts) -> Picture:
@@ -99,12 +93,12 @@ def tokens_over_time(over: Spans, facts: Facts) -> Picture:
             over.middle_s, decode, prefill, colors=[_ORANGE, _BLUE], alpha=0.75,
             labels=["decode", "prefill"], lw=0,
         )  # fmt: skip
-        _from_zero(axes, prefill + decode)
+        from_zero(axes, prefill + decode)
         axes.set_ylabel("tokens of a step")
-        _legend(axes)
-        _time_axis(axes, over)
+        legend(axes)
+        time_axis(axes, over)
 
-    return _picture("tokens", title, note, draw)
+    return picture("tokens", title, note, draw)
 
 
 def roofline(steps: PricedSteps, facts: Facts) -> Picture:
@@ -132,7 +126,7 @@ def roofline(steps: PricedSteps, facts: Facts) -> Picture:
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        px, py, weight = _cells(x, y, seconds[kept])
+        px, py, weight = cells(x, y, seconds[kept])
         low = min(float(px.min(initial=peak / bandwidth)), peak / bandwidth) / 2
         high = max(float(px.max(initial=peak / bandwidth)), peak / bandwidth) * 2
         reach = np.geomspace(low, high, 100)
@@ -142,7 +136,7 @@ def roofline(steps: PricedSteps, facts: Facts) -> Picture:
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_ylim(top=max(peak, float(py.max(initial=0))) * 3 / unit)
-        _plain(axes)
+        plain(axes)
         axes.set_xlabel("FLOP per byte of weights and KV")
         axes.set_ylabel(name)
         axes.annotate(
@@ -151,7 +145,7 @@ def roofline(steps: PricedSteps, facts: Facts) -> Picture:
             xytext=(0, 5), textcoords="offset points", ha="center", color=SOFT,
         )  # fmt: skip
 
-    return _picture("roofline", title, note, draw)
+    return picture("roofline", title, note, draw)
 
 
 def output_lengths(expected: Float64, true: Float64) -> Picture:
@@ -169,17 +163,17 @@ def output_lengths(expected: Float64, true: Float64) -> Picture:
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        px, py, weight = _cells(np.maximum(true, 1), np.maximum(expected, 1), np.ones(len(true)))
+        px, py, weight = cells(np.maximum(true, 1), np.maximum(expected, 1), np.ones(len(true)))
         top = max(float(px.max()), float(py.max())) * 1.5
         axes.plot([0.7, top], [0.7, top], color=SOFT, lw=1.2)
         axes.scatter(px, py, s=4 + 250 * weight, color=_ORANGE, alpha=0.6, lw=0)
         axes.set_xscale("log")
         axes.set_yscale("log")
-        _plain(axes)
+        plain(axes)
         axes.set_xlabel("true output tokens")
         axes.set_ylabel("expected output tokens")
 
-    return _picture("lengths", title, note, draw)
+    return picture("lengths", title, note, draw)
 
 
 def rank_chart(steps: PricedSteps, gap: Gap) -> Picture:
@@ -216,58 +210,6 @@ def rank_chart(steps: PricedSteps, gap: Gap) -> Picture:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_seconds(value)))
         for kind, name in ((-1, "ramp-up"), (0, "middle"), (1, "tail")):
             axes.barh(0, 0, color=colours[kind], label=name)
-        _legend(axes)
+        legend(axes)
 
-    return _picture("ranks", title, note, draw, height=min(1.4 + 0.35 * len(lanes), 9))
-
-
-def _picture(
-    name: str, title: str, note: str, draw: Callable[[Figure], None], height: float = 3.0
-) -> Picture:
-    with rc_context(STYLE):
-        figure = Figure(figsize=(7.2, height), layout="constrained")
-        draw(figure)
-    return Picture(name, title, themed_svg(figure, name, html.escape(title)), note)
-
-
-def _cells(x: Float64, y: Float64, weight: Float64) -> tuple[Float64, Float64, Float64]:
-    """Points as at most a few thousand: those of a cell of a logarithmic grid are one.
-
-    The last are weights, the largest 1.
-    """
-    if not len(x):
-        nothing = np.zeros(0)
-        return nothing, nothing, nothing
-    lx, ly = np.log(x), np.log(y)
-
-    def places(values: Float64) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        low, high = float(values.min()), float(values.max())
-        return ((values - low) / ((high - low) or 1.0) * (_CELLS - 1e-6)).astype(np.int64)
-
-    cell = places(lx) * (_CELLS + 1) + places(ly)
-    total = np.bincount(cell, weight)
-    used = np.flatnonzero(total)
-    means = (np.exp(np.bincount(cell, weight * of)[used] / total[used]) for of in (lx, ly))
-    cx, cy = means
-    return cx, cy, total[used] / total.max()
-
-
-def _time_axis(axes: Axes, over: Spans) -> None:
-    axes.set_xlim(0, float(over.middle_s[-1] + over.middle_s[0]))
-    axes.xaxis.set_major_locator(MaxNLocator(7))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_seconds(value)))
-
-
-def _plain(axes: Axes) -> None:
-    plain = FuncFormatter(lambda value, _: f"{value:,.12g}")
-    axes.xaxis.set_major_formatter(plain)
-    axes.yaxis.set_major_formatter(plain)
-
-
-def _from_zero(axes: Axes, values: Float64) -> None:
-    axes.set_ylim(0, max(float(np.nanmax(values)) * 1.08, 1e-9))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
-
-
-def _legend(axes: Axes) -> None:
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, borderaxespad=0.2)
+    return picture("ranks", title, note, draw, height=min(1.4 + 0.35 * len(lanes), 9))

@@ -59,10 +59,11 @@ def finding(facts: Facts) -> str:
     gap, part = facts.gap, facts.gap.largest
     if not gap.wall_s:
         return "nothing ran"
-    most = f"; most above it: {TITLES[part]}, {gap.part_of_wall(part):.0%}" if part else ""
+    most = f"; largest cost: {TITLES[part]}, {gap.part_of_wall(part):.0%}" if part else ""
     if facts.work is None:
-        return f"{format_seconds(gap.wall_s)} so far, not complete"
-    return f"{format_seconds(gap.wall_s)}, {gap.practical_s / gap.wall_s:.0%} of the optimum{most}"
+        return f"{format_seconds(gap.wall_s)} so far, not complete{most}"
+    share = f"{gap.practical_s / gap.wall_s:.0%} of the practical optimum"
+    return f"{format_seconds(gap.wall_s)}, {share}{most}"
 
 
 def advice(facts: Facts) -> str:
@@ -184,7 +185,8 @@ _SENTENCES: Mapping[str, Callable[[Facts], str]] = {
     "communication": lambda _: "all-reduces: fewer tensor-parallel ranks, more data-parallel ones",
     "scheduling": lambda f: (
         f"deciding {format_seconds(f.metrics.schedule_s)}, drawing tokens "
-        f"{format_seconds(f.metrics.sample_s)}"
+        f"{format_seconds(f.metrics.sample_s)}: larger steps need fewer of both, and only the "
+        "first run of a version compiles the batcher"
     ),
     "files": lambda _: "results, progress, start and end: a faster disk for the run folder",
     "loading": lambda _: "once per attempt: matters less in a longer job",

@@ -147,8 +147,8 @@ def save_report(report: Report) -> Path:
     return folder
 
 
-def report_json(report: Report) -> str:
-    """One line of JSON with every figure."""
+def report_values(report: Report) -> dict[str, Any]:
+    """Every figure, and what run it is of."""
     gap = report.gap
     about: dict[str, Any] = {
         "run": str(report.run_dir),
@@ -157,4 +157,9 @@ def report_json(report: Report) -> str:
         "policy": report.manifest.environment.get("policy", report.plan.policy),
         "gap_largest": gap.largest if gap else None,
     }
-    return json.dumps(about | dict(report.values()), allow_nan=False)
+    return about | dict(report.values())
+
+
+def report_json(report: Report) -> str:
+    """One line of JSON with every figure."""
+    return json.dumps(report_values(report), allow_nan=False)
