@@ -119,7 +119,8 @@ def make_report(run_dir: Path) -> Report:
     """
     manifest, path, plan = plan_of_run(run_dir)
     windows = map(read_plan, window_paths(path, plan))
-    records, metrics = read_steps(run_dir), read_metrics(run_dir, manifest)
+    records = read_steps(run_dir)
+    metrics = read_metrics(run_dir, manifest, records)
     optimum = run_optimum(windows, manifest, run_dir)
     explained = explain_run(run_dir, path, manifest, plan, records, metrics, optimum)
     return Report(run_dir, plan, manifest, metrics, optimum, timeline(records), explained)
