@@ -108,7 +108,7 @@ def _pictures(report: Report, seen: RequestsSeen | None) -> list[Picture]:
     over = spans(steps)
     made = [
         pictures.use_over_time(over, facts),
-        pictures.requests_over_time(over),
+        pictures.requests_over_time(over, steps),
         pictures.tokens_over_time(over, facts),
         pictures.roofline(steps, facts),
     ]

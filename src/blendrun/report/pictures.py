@@ -54,9 +54,10 @@ def use_over_time(over: Spans, facts: Facts) -> Picture:
     return picture("use", title, note, draw, height=3.6)
 
 
-def requests_over_time(over: Spans) -> Picture:
-    most, pages = float(over.running.max()), float(over.page_use_frac.max())
-    title = f"Up to {most:,.0f} requests at once took {pages:.0%} of the KV pages"
+def requests_over_time(over: Spans, steps: PricedSteps) -> Picture:
+    most = int(steps.running.max())
+    pages = float((steps.pages_used / np.maximum(steps.num_pages, 1)).max())
+    title = f"Up to {most:,} requests at once took {pages:.0%} of the KV pages"
     note = "Means over spans of time. Pages hold running requests and prefixes that are kept."
 
     def draw(figure: Figure) -> None:
