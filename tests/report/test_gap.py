@@ -249,3 +249,17 @@ def test_ranks_in_a_column_are_ranks_of_one_attempt():
     assert gap.seconds["files"] == pytest.approx(2 + (5 - 4) / 2)  # after the end, between steps
     in_steps = ("small_steps", "ramp_up", "tail", UNEXPLAINED)  # the weights are read in each
     assert sum(gap.seconds[part] for part in in_steps) == pytest.approx((3 + 7) / 2)
+
+
+def test_what_is_unexplained_is_told_by_kind_of_kernel(checkpoint: Path, tmp_path: Path):
+    plan, _ = plan_job(tmp_path, [{"prompt": "the quick brown fox", "max_tokens": 9}], checkpoint)
+    execute(plan, tmp_path / "run")
+    explained = make_report(tmp_path / "run").explained
+    assert explained is not None
+    facts, m = explained.facts, explained.facts.metrics
+    beyond_s = m.attention_s + m.model_s - facts.priced_model_s
+    # what the stopwatches of a step leave out is small, and unexplained, too
+    rest_s = m.step_s - m.schedule_s - m.sample_s - m.model_s - m.attention_s
+    weights_s = facts.cost.weight_read_s
+    assert facts.gap.seconds[UNEXPLAINED] == pytest.approx(beyond_s + rest_s, abs=weights_s)
+    assert "attention took" in explained.sentence(UNEXPLAINED)

@@ -65,6 +65,7 @@ def explain_run(
         gap = with_known_lengths(gap, replay.gap(work))
     longest = read_answers(run_dir, ["num_output_tokens"])["num_output_tokens"]
     in_tail = gap.phase > 0
+    fixed_s = max(float(steps.fixed_s.sum() - steps.outside_s.sum()), 0.0)  # as in the gap
     seconds = float(steps.step_s[in_tail].sum())
     facts = Facts(
         gap=gap,
@@ -76,7 +77,7 @@ def explain_run(
         longest_output=int(pc.max(longest).as_py() or 0),
         tail_running=float(np.dot(steps.running[in_tail], steps.step_s[in_tail])) / (seconds or 1),
         num_ranks=ranks,
-        priced_model_s=float(steps.run_s.sum() + steps.collective_s.sum()),
+        priced_model_s=float(steps.run_s.sum() + steps.collective_s.sum() + fixed_s),
         priced_attention_s=float(steps.read_s.sum() + steps.prefill_attention_s.sum()),
         was_replayed=replay is not None,
     )

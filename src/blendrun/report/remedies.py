@@ -154,7 +154,7 @@ def _unexplained(f: Facts) -> str:
         details = (
             f": attention took {format_seconds(m.attention_s)}, priced at "
             f"{format_seconds(f.priced_attention_s)}, the rest of the model "
-            f"{format_seconds(m.model_s - m.attention_s)}, priced at {format_seconds(rest_s)}"
+            f"{format_seconds(m.model_s)}, priced at {format_seconds(rest_s)}"
         )
     return f"steps were {how} than the hardware profile says{details}{hint}"
 
