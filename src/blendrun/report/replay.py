@@ -62,7 +62,9 @@ class Replay:
     def gap(self, work: Work) -> Gap:
         """Where its time goes with known lengths."""
         outcome = simulate_job(self.job, self.cost, self.options)
-        steps = price_steps(steps_table(outcome), self.cost, outcome.overlaps, True)
+        records = steps_table(outcome)
+        as_attempts = "rank" not in records.column_names
+        steps = price_steps(records, self.cost, outcome.overlaps, as_attempts)
         attempts = [Attempt("", 0.0, outcome.seconds, outcome.seconds)]
         return explain(steps, work, self.cost, attempts, self.options.dp)
 
