@@ -77,47 +77,76 @@ def explain(
         done_s, read_s = float(steps.work_s.sum()), float(steps.read_s.sum())
         prefilled = int(steps.prefill_tokens.sum() - steps.recomputed_tokens.sum())
         work = Work(done_s, read_s, 0, prefilled)
-    seconds = dict.fromkeys(PARTS, 0.0)
-    hardware = cost.hardware
-    floored_s = float(cost.with_weight_floor(work.compute_s, work.min_steps * cost.weight_read_s))
-    a, b = cost.overlap_gradient(floored_s, work.memory_s)
-    bound_s = float(cost.overlapped_s(floored_s, work.memory_s))
-    together_s = float(cost.overlapped_s(work.compute_s, work.memory_s))
-    least_fixed_s = work.min_steps * hardware.step_overhead_s
-    seconds["ideal"] = max(work.compute_s, work.memory_s)
-    seconds["interference"] = together_s - seconds["ideal"]
-    seconds["fewest_steps"] = bound_s - together_s + least_fixed_s
-
-    phase = _phases(steps)
+    bound, phase = _bound(work, cost), _phases(steps)
     clock = _clock(steps, attempts, num_ranks)
-    more_s = a * (float(steps.busy_s.sum()) - floored_s)
+    more_s = bound.a * (float(steps.busy_s.sum()) - bound.floored_s)
     # the bound has all ranks step as long as the longest answer; one that waited did not
     waited_s = min(max(-more_s, 0.0), clock["rank_imbalance"] * num_ranks)
     clock["rank_imbalance"] -= waited_s / num_ranks
-    more_s += waited_s
-    seconds |= _computed_twice(steps, work, a, more_s)
-    small_s = more_s - seconds["lost_sharing"] - seconds["preemption"]
-    in_small = _by_phase(steps.busy_s - steps.work_s, phase)
-    share = in_small / in_small.sum() if in_small.sum() > 0 else np.array([0.0, 1.0, 0.0])
-    overlapped_s = cost.overlapped_s(steps.busy_s, steps.read_s)
-    in_mix = _by_phase(overlapped_s - a * steps.busy_s - b * steps.read_s, phase)
-    seconds["small_steps"], seconds["imbalance"] = float(small_s * share[1]), float(in_mix[1])
-    seconds["ramp_up"] = float(small_s * share[0] + in_mix[0])
-    seconds["tail"] = float(small_s * share[2] + in_mix[2])
-    seconds["repeated_reads"] = b * (float(steps.read_s.sum()) - work.memory_s)
-    seconds["no_overlap"] = float((steps.run_s - overlapped_s).sum())
-    seconds["communication"] = float(steps.collective_s.sum())
-    seconds |= _outside(steps, least_fixed_s)
-
-    for name in seconds:
-        seconds[name] /= num_ranks
-    seconds |= clock
+    of_ranks = {
+        **bound.seconds,
+        **_in_steps(steps, work, cost, bound, more_s + waited_s, phase),
+        **_outside(steps, bound.fixed_s),
+    }
+    seconds = {name: of_all / num_ranks for name, of_all in of_ranks.items()} | clock
     wall_s = seconds.pop("wall")
-    known_s = sum(value for name, value in seconds.items() if name != UNEXPLAINED)
-    seconds[UNEXPLAINED] = wall_s - known_s
-    loss_s = steps.step_s - a * steps.busy_s - b * steps.read_s
+    seconds |= {"wrong_lengths": 0.0, UNEXPLAINED: wall_s - sum(seconds.values())}
+    loss_s = steps.step_s - bound.a * steps.busy_s - bound.b * steps.read_s
     ordered = {name: seconds[name] for name in PARTS}
-    return Gap(wall_s, ordered, (a, b), phase, loss_s)
+    return Gap(wall_s, ordered, (bound.a, bound.b), phase, loss_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """The practical optimum of a job, in rank-seconds."""
+
+    seconds: Mapping[str, float]  # its parts
+    floored_s: float  # G': compute, with the weights of the fewest steps read
+    fixed_s: float  # fixed costs of these steps
+    a: float  # the gradient of the interference curve at (G', K)
+    b: float
+
+
+def _bound(work: Work, cost: CostModel) -> _Bound:
+    floored_s = float(cost.with_weight_floor(work.compute_s, work.min_steps * cost.weight_read_s))
+    fixed_s = work.min_steps * cost.hardware.step_overhead_s
+    ideal_s = max(work.compute_s, work.memory_s)
+    together_s = float(cost.overlapped_s(work.compute_s, work.memory_s))
+    seconds = {
+        "ideal": ideal_s,
+        "interference": together_s - ideal_s,
+        "fewest_steps": float(cost.overlapped_s(floored_s, work.memory_s)) - together_s + fixed_s,
+    }
+    a, b = cost.overlap_gradient(floored_s, work.memory_s)
+    return _Bound(seconds, floored_s, fixed_s, a, b)
+
+
+def _in_steps(
+    steps: PricedSteps,
+    work: Work,
+    cost: CostModel,
+    bound: _Bound,
+    more_s: float,
+    phase: npt.NDArray[np.int8],
+) -> dict[str, float]:
+    """What the model's part of steps takes beyond the bound; `more_s` of it is more compute."""
+    twice = _computed_twice(steps, work, bound.a, more_s)
+    small_s = more_s - sum(twice.values())
+    in_small = np.maximum(_by_phase(steps.busy_s - steps.work_s, phase), 0.0)
+    small = small_s * (in_small / in_small.sum() if in_small.any() else np.array([0.0, 1.0, 0.0]))
+    overlapped_s = cost.overlapped_s(steps.busy_s, steps.read_s)
+    lost_s = overlapped_s - bound.a * steps.busy_s - bound.b * steps.read_s
+    mix = _by_phase(lost_s, phase)
+    return {
+        **twice,
+        "small_steps": float(small[1]),
+        "imbalance": float(mix[1]),
+        "ramp_up": float(small[0] + mix[0]),
+        "tail": float(small[2] + mix[2]),
+        "repeated_reads": bound.b * (float(steps.read_s.sum()) - work.memory_s),
+        "no_overlap": float((steps.run_s - overlapped_s).sum()),
+        "communication": float(steps.collective_s.sum()),
+    }
 
 
 def _computed_twice(steps: PricedSteps, work: Work, a: float, more_s: float) -> dict[str, float]:
