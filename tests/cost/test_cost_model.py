@@ -141,6 +141,26 @@ def test_overlap_is_a_norm(exponent: float, seconds: float):
     assert cost.overlapped_s([0.0, 2.0], [0.0, 0.0]).tolist() == [0.0, 2.0]
 
 
+@given(
+    st.sampled_from([1.0, 1.5, 4.0, np.inf]),
+    *(st.floats(0, 100) for _ in range(4)),
+)
+def test_the_gradient_of_overlap_makes_up_the_whole_and_bounds_all_others(
+    exponent: float,
+    compute_s: float,
+    memory_s: float,
+    other_compute_s: float,
+    other_memory_s: float,
+):
+    hardware = dataclasses.replace(A100, overlap_exponent=exponent)
+    cost = CostModel(LLAMA, hardware)
+    a, b = cost.overlap_gradient(compute_s, memory_s)
+    assert a * compute_s + b * memory_s == pytest.approx(cost.overlapped_s(compute_s, memory_s))
+    if compute_s or memory_s:
+        least_s = a * other_compute_s + b * other_memory_s
+        assert least_s <= cost.overlapped_s(other_compute_s, other_memory_s) * (1 + 1e-9)
+
+
 def test_density_is_infinite_where_no_kv_is_read():
     assert PRODUCT.density([2.0, 1.0], [1.0, 0.0]).tolist() == [2.0, np.inf]
 

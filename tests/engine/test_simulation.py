@@ -74,6 +74,9 @@ def test_every_token_is_computed_and_every_context_read_once(policy: str, length
     tree = outcome.order.tree
     assert (chunks[:, 3] - chunks[:, 2]).sum() == steps[:, log.PREFILL].sum()
     assert steps[:, log.PREFILL].sum() == tree.num_unique_tokens
+    assert steps[:, log.WORK].sum() == pytest.approx(outcome.optimum.shared_compute_s)
+    assert (steps[:, log.WORK] <= steps[:, log.COMPUTE] * (1 + 1e-12)).all()
+    assert steps[:, log.HEADS].sum() == outcome.output_tokens + len(d)  # the paper's prefill, too
     assert steps[:, log.FINISHED].sum() == len(d)
     assert outcome.practical_frac <= 1
 

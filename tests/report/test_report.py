@@ -74,6 +74,7 @@ def test_saved_files_hold_the_same_figures(folder: Path):
     assert sorted(p.name for p in saved.iterdir()) == [
         "report.json",
         "report.parquet",
+        "steps.parquet",
         "timeline.parquet",
     ]
     figures = json.loads((saved / "report.json").read_text())

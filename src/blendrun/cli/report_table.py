@@ -5,6 +5,7 @@ from pathlib import Path
 import typer
 from rich.table import Table
 
+from blendrun.cli.gap_table import print_gap
 from blendrun.cli.plan_table import console, figures
 from blendrun.report.report import Report, report_json
 from blendrun.units import format_bytes, format_count, format_seconds
@@ -19,6 +20,8 @@ def print_report(report: Report, folder: Path) -> None:
         state = f"simulated on {environment['hardware']['name']}, {state}"
     about = f"{report.plan.model.name}, policy {policy}, {state}"
     out.print(f"{report.run_dir}: {about}", markup=False)
+    if report.explained:
+        print_gap(out, report.explained.facts)
     out.print(figures([*_speed(report), *_sharing(report), *_optimum(report)]))
     if report.timeline.num_rows:
         out.print()

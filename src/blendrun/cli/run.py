@@ -123,4 +123,4 @@ def run(
     finally:
         manifest = read_manifest(output)
         if manifest is not None and manifest.is_complete:
-            report(output)
+            report([output])

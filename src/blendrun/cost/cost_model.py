@@ -126,6 +126,21 @@ class CostModel:
         """
         return _norm(compute_s, memory_s, self.hardware.overlap_exponent)
 
+    def overlap_gradient(self, compute_s: float, memory_s: float) -> tuple[float, float]:
+        """What one more second of compute, and one of memory, adds to `overlapped_s`.
+
+        It is a norm: the two seconds, each times its share of the gradient, make up the whole,
+        and no other pair takes less than that sum.
+        """
+        exponent = self.hardware.overlap_exponent
+        longer = max(compute_s, memory_s)
+        if exponent == 1 or longer <= 0:
+            return 1.0, 1.0
+        if np.isinf(exponent):
+            return float(compute_s >= memory_s), float(compute_s < memory_s)
+        whole_s = float(self.overlapped_s(compute_s, memory_s))
+        return (compute_s / whole_s) ** (exponent - 1), (memory_s / whole_s) ** (exponent - 1)
+
     def with_weight_floor(self, compute_s: Numbers, weight_s: Numbers) -> Floats:
         """Time of GEMMs that compute for `compute_s` and read weights for `weight_s`.
 

@@ -39,13 +39,13 @@ def write_simulated_run(
     by_request = np.argsort(stored.requests["request"].to_numpy())
     row, sample = (stored.requests[name].to_numpy()[by_request] for name in ("row", "sample"))
     with ResultJournal(run_dir) as journal:
-        for rank, (simulated, part) in enumerate(zip(outcome.ranks, outcome.parts, strict=True)):
+        for simulated, part in zip(outcome.ranks, outcome.parts, strict=True):
             cached = np.maximum(simulated.state.requests["num_cached"][part], 0)
             prompt_len = job.tree.prompt_len[part]
             journal.append(
                 _answers(row[part], sample[part], prompt_len, cached, job.output_len[part])
             )
-            journal.append_steps(_steps(simulated.steps, rank, simulated.state.limits))
+        journal.append_steps(steps_table(outcome))
     started = datetime.now(UTC).isoformat(timespec="seconds")
     limits = outcome.ranks[0].state.limits
     environment = {
@@ -58,6 +58,11 @@ def write_simulated_run(
         "tp": cost.tp,
         "dp": outcome.num_ranks,
         "cost": cost.flavour,
+        "seed": options.seed,
+        "length_factor": options.length_factor,
+        "price_factor": options.price_factor,
+        "rank_speed": {str(rank): speed for rank, speed in options.rank_speed.items()},
+        "keep_sharing": options.keep_sharing,
         "kv_pages": int(limits["num_pages"]),
         "page_size": int(limits["page_size"]),
         "chunk_size": int(limits["chunk_size"]),
@@ -78,6 +83,14 @@ def write_simulated_run(
             attempts,
             True,
         ),
+    )
+
+
+def steps_table(outcome: Outcome) -> pa.Table:
+    """The step records of all ranks."""
+    return pa.concat_tables(
+        _steps(simulated.steps, rank, simulated.state.limits)
+        for rank, simulated in enumerate(outcome.ranks)
     )
 
 
@@ -112,7 +125,7 @@ def _steps(steps: np.ndarray, rank: int, limits: np.void) -> pa.Table:
         "step_s": steps[:, log.SECONDS],
         "prefill_tokens": whole[:, log.PREFILL],
         "decode_tokens": whole[:, log.DECODE],
-        "output_tokens": pa.nulls(len(steps), pa.int64()),
+        "output_tokens": whole[:, log.HEADS],
         "running": whole[:, log.RUNNING],
         "running_left": whole[:, log.RUNNING_LEFT],
         "waiting": whole[:, log.WAITING],
@@ -122,7 +135,7 @@ def _steps(steps: np.ndarray, rank: int, limits: np.void) -> pa.Table:
         "num_pages": np.full(len(steps), int(limits["num_pages"])),
         "preemptions": whole[:, log.PREEMPTED],
         "recomputed_tokens": whole[:, log.RECOMPUTED],
-        "predicted_compute_s": steps[:, log.COMPUTE],
+        "predicted_compute_s": steps[:, log.WORK],
         "predicted_memory_s": steps[:, log.MEMORY],
         "decide_s": zeros,
         "schedule_s": zeros,

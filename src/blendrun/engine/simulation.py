@@ -23,16 +23,18 @@ _LOG_STEPS, _LOG_CHUNKS = 1 << 16, 1 << 18
 _MOST_TOKENS = 8192  # beyond, a step touches all weights and costs as much per token
 _PAUSE = -1  # the loop wants new log space or a refresh, or has come to the time it was given
 
-# columns of the step log
+# columns of the step log; COMPUTE is what the size of a step makes of WORK
 (START, SECONDS, COMPUTE, MEMORY, PREFILL, DECODE, RUNNING, RUNNING_LEFT, WAITING, FINISHED, PAGES,
- IDLE, PREEMPTED, RECOMPUTED) = range(14)  # fmt: skip
-NUM_COLUMNS = 14
+ IDLE, PREEMPTED, RECOMPUTED, WORK, HEADS) = range(16)  # fmt: skip
+NUM_COLUMNS = 16
 
 
 class Machine(NamedTuple):
     """Figures that price a step, as plain numbers for compiled code; seconds. See `StepPrices`."""
 
+    token_s: float
     pair_s: float
+    head_s: float
     context_s: float
     spared_s: float
     products_s: Float64  # [T] of the layers, in a step over so many tokens, …
@@ -54,7 +56,9 @@ class Machine(NamedTuple):
         tokens = np.arange(_MOST_TOKENS)
         one, two = float(cost.collective_s(1)), float(cost.collective_s(2))
         return cls(
+            token_s=prices.token_s,
             pair_s=prices.pair_s,
+            head_s=prices.head_s,
             context_s=prices.context_s,
             spared_s=prices.spared_s,
             products_s=cost.step_products_s(tokens),
@@ -233,6 +237,7 @@ def _run(
                 finished[i] = made >= num_outputs[request]
                 ended += finished[i]
         tokens = counts.batch_tokens
+        work_s = compute_s + machine.token_s * tokens + machine.head_s * heads
         compute_s += _at(machine.products_s, tokens) + _at(machine.heads_s, heads)
         read_s = machine.context_s * (counts.context + counts.num_decodes)
         read_s -= machine.spared_s * counts.spared
@@ -244,6 +249,7 @@ def _run(
         step_s *= machine.pace
         row = log.steps[n]
         row[START], row[SECONDS], row[COMPUTE], row[MEMORY] = clock[0], step_s, busy_s, read_s
+        row[WORK], row[HEADS] = work_s, heads
         row[PREFILL], row[DECODE] = prefilled, counts.num_decodes
         row[PAGES], row[IDLE] = state.limits.num_pages - counts.free_pages, counts.idle_pages
         row[RUNNING] = counts.num_running

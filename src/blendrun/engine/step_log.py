@@ -7,7 +7,10 @@ import pyarrow as pa
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """Counts are of this step or at its end; `predicted_` seconds come from the cost model."""
+    """Counts are of this step or at its end; `predicted_` seconds come from the cost model.
+
+    They are work at the machine's best rates: what a step's size makes of it is not in them.
+    """
 
     attempt: int
     rank: int  # data-parallel; 0 where there is one
@@ -16,7 +19,7 @@ class StepRecord:
     step_s: float
     prefill_tokens: int
     decode_tokens: int
-    output_tokens: int  # drawn; null in simulated runs
+    output_tokens: int  # drawn
     running: int
     running_left: int  # of them, admitted from the left end
     waiting: int

@@ -24,6 +24,14 @@ from blendrun.tree.bound import job_optimum
 _COUNTS = ("num_prompt_tokens", "num_cached_tokens", "num_output_tokens")
 
 
+def run_cost(manifest: Manifest) -> CostModel:
+    """The prices with which a run's steps were recorded. It must have an environment."""
+    environment = manifest.environment
+    hardware = from_table(HardwareProfile, environment["hardware"], "manifest: hardware")
+    shape = from_table(ModelShape, environment["model_shape"], "manifest: model_shape")
+    return CostModel(shape, hardware, environment.get("tp", 1), environment.get("cost", "product"))
+
+
 def run_optimum(windows: Iterable[StoredPlan], manifest: Manifest, run_dir: Path) -> Optimum | None:
     """The bound for the answered requests with their true output lengths, in rank-seconds.
 
@@ -33,10 +41,7 @@ def run_optimum(windows: Iterable[StoredPlan], manifest: Manifest, run_dir: Path
     """
     if not manifest.is_complete or "hardware" not in manifest.environment:
         return None
-    environment = manifest.environment
-    hardware = from_table(HardwareProfile, environment["hardware"], "manifest: hardware")
-    shape = from_table(ModelShape, environment["model_shape"], "manifest: model_shape")
-    cost = CostModel(shape, hardware, environment.get("tp", 1), environment.get("cost", "product"))
+    environment, cost = manifest.environment, run_cost(manifest)
     capacity = int(environment["kv_pages"]) * int(environment["page_size"])
     answers = read_answers(run_dir, _COUNTS)
     bounds = []
@@ -54,8 +59,15 @@ def _output_lengths(
     """Output tokens of every request, by request number; 0 for error rows and copied answers."""
     prompt, cached, output = (pc.fill_null(answers[name], 0).to_numpy() for name in _COUNTS)
     computed = np.where((cached == prompt) & (prompt > 0), 0, output)  # all there: a copy
+    return by_request(stored, answers, computed)
+
+
+def by_request(
+    stored: StoredPlan, answers: pa.Table, values: np.ndarray[tuple[int], np.dtype[np.int32]]
+) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """Values of all answers of a complete run, by request number."""
     requests = stored.requests
     keys = answer_keys(requests["row"].to_numpy(), requests["sample"].to_numpy())
-    lengths = np.zeros(requests.num_rows, np.int32)
-    lengths[requests["request"].to_numpy()] = computed[np.searchsorted(keys_of(answers), keys)]
-    return lengths
+    of_request = np.zeros(requests.num_rows, np.int32)
+    of_request[requests["request"].to_numpy()] = values[np.searchsorted(keys_of(answers), keys)]
+    return of_request

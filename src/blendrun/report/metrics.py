@@ -104,14 +104,16 @@ class RunMetrics:
 _OF_ANSWERS = ("status", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens")
 
 
-def read_metrics(run_dir: Path, manifest: Manifest) -> RunMetrics:
+def read_metrics(run_dir: Path, manifest: Manifest, records: pa.Table | None = None) -> RunMetrics:
     """Sums over all attempts of a run, finished or not.
+
+    `records` are its step records, if they have been read already.
 
     Raises:
         PlanError: a part cannot be read.
     """
     total = _of_answers(read_answers(run_dir, _OF_ANSWERS))
-    steps = read_steps(run_dir)
+    steps = read_steps(run_dir) if records is None else records
     for number, attempt in enumerate(manifest.attempts, start=1):
         mine = steps.filter(pc.equal(steps["attempt"], number)) if steps.num_rows else None
         total += _of_attempt(attempt, mine)

@@ -14,6 +14,8 @@ from blendrun.data.disk import atomic_file
 from blendrun.data.manifest import Manifest
 from blendrun.data.results import read_steps
 from blendrun.report.bounds import run_optimum
+from blendrun.report.explained import Explained, explain_run
+from blendrun.report.gap import Gap
 from blendrun.report.metrics import RunMetrics, read_metrics
 from blendrun.report.timeline import timeline
 from blendrun.schedule.plan_file import read_plan, window_paths
@@ -48,6 +50,12 @@ class Report:
     metrics: RunMetrics
     optimum: Optimum | None  # None while the run is not complete
     timeline: pa.Table
+    explained: Explained | None  # None where nothing ran
+
+    @property
+    def gap(self) -> Gap | None:
+        """Where the wall time went."""
+        return self.explained.facts.gap if self.explained else None
 
     @property
     def ideal_frac(self) -> float | None:
@@ -91,6 +99,10 @@ class Report:
         values["ideal_frac"] = self.ideal_frac
         values["practical_frac"] = self.practical_frac
         values["once_practical_frac"] = self.once_practical_frac
+        if self.gap:
+            values |= {f"gap_{part}_s": seconds for part, seconds in self.gap.seconds.items()}
+            values["gap_wall_s"] = self.gap.wall_s
+            values["gap_gradient_compute"], values["gap_gradient_memory"] = self.gap.gradient
         return values
 
     def _frac(self, best_s: float | None) -> float | None:
@@ -106,18 +118,17 @@ def make_report(run_dir: Path) -> Report:
         PlanError: its plan or its parts cannot be read.
     """
     manifest, path, plan = plan_of_run(run_dir)
-    return Report(
-        run_dir,
-        plan,
-        manifest,
-        read_metrics(run_dir, manifest),
-        run_optimum(map(read_plan, window_paths(path, plan)), manifest, run_dir),
-        timeline(read_steps(run_dir)),
-    )
+    windows = map(read_plan, window_paths(path, plan))
+    records = read_steps(run_dir)
+    metrics = read_metrics(run_dir, manifest, records)
+    optimum = run_optimum(windows, manifest, run_dir)
+    explained = explain_run(run_dir, path, manifest, plan, records, metrics, optimum)
+    return Report(run_dir, plan, manifest, metrics, optimum, timeline(records), explained)
 
 
 def save_report(report: Report) -> Path:
-    """Write `report.parquet` (one row per metric), `report.json` and `timeline.parquet`."""
+    """Write `report.parquet` (one row per metric), `report.json`, `steps.parquet` and
+    `timeline.parquet`."""
     folder = report.run_dir / REPORT_FOLDER
     folder.mkdir(exist_ok=True)
     values = report.values()
@@ -130,17 +141,26 @@ def save_report(report: Report) -> Path:
     )
     pq.write_table(table, folder / "report.parquet")
     pq.write_table(report.timeline, folder / "timeline.parquet")
+    if report.explained:
+        pq.write_table(report.explained.table(), folder / "steps.parquet")
     with atomic_file(folder / "report.json") as file:
         file.write(report_json(report).encode() + b"\n")
     return folder
 
 
-def report_json(report: Report) -> str:
-    """One line of JSON with every figure."""
+def report_values(report: Report) -> dict[str, Any]:
+    """Every figure, and what run it is of."""
+    gap = report.gap
     about: dict[str, Any] = {
         "run": str(report.run_dir),
         "complete": report.manifest.is_complete,
         "model": report.plan.model.name,
-        "policy": report.plan.policy,
+        "policy": report.manifest.environment.get("policy", report.plan.policy),
+        "gap_largest": gap.largest if gap else None,
     }
-    return json.dumps(about | dict(report.values()), allow_nan=False)
+    return about | dict(report.values())
+
+
+def report_json(report: Report) -> str:
+    """One line of JSON with every figure."""
+    return json.dumps(report_values(report), allow_nan=False)

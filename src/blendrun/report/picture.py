@@ -1,0 +1,78 @@
+"""How a picture of a page is made: its frame, axes in units that people read, points pooled."""
+
+import html
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from blendrun.report.spans import Spans
+from blendrun.report.themed_svg import STYLE, themed_svg
+from blendrun.tree.annotate import Float64
+from blendrun.units import format_count, format_seconds
+
+_CELLS = 60  # of a picture of points, each way
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    name: str
+    title: str  # the finding
+    svg: str
+    note: str  # how to read it
+
+
+def picture(
+    name: str, title: str, note: str, draw: Callable[[Figure], None], height: float = 3.0
+) -> Picture:
+    with rc_context(STYLE):
+        figure = Figure(figsize=(7.2, height), layout="constrained")
+        draw(figure)
+    return Picture(name, title, themed_svg(figure, name, html.escape(title)), note)
+
+
+def cells(x: Float64, y: Float64, weight: Float64) -> tuple[Float64, Float64, Float64]:
+    """Points as at most a few thousand: those of a cell of a logarithmic grid are one.
+
+    The last are weights, the largest 1.
+    """
+    if not len(x):
+        nothing = np.zeros(0)
+        return nothing, nothing, nothing
+    lx, ly = np.log(x), np.log(y)
+
+    def places(values: Float64) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        low, high = float(values.min()), float(values.max())
+        return ((values - low) / ((high - low) or 1.0) * (_CELLS - 1e-6)).astype(np.int64)
+
+    cell = places(lx) * (_CELLS + 1) + places(ly)
+    total = np.bincount(cell, weight)
+    used = np.flatnonzero(total)
+    means = (np.exp(np.bincount(cell, weight * of)[used] / total[used]) for of in (lx, ly))
+    cx, cy = means
+    return cx, cy, total[used] / total.max()
+
+
+def time_axis(axes: Axes, over: Spans) -> None:
+    axes.set_xlim(0, float(over.middle_s[-1] + over.middle_s[0]))
+    axes.xaxis.set_major_locator(MaxNLocator(7))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_seconds(value)))
+
+
+def plain(axes: Axes) -> None:
+    plain = FuncFormatter(lambda value, _: f"{value:,.12g}")
+    axes.xaxis.set_major_formatter(plain)
+    axes.yaxis.set_major_formatter(plain)
+
+
+def from_zero(axes: Axes, values: Float64) -> None:
+    axes.set_ylim(0, max(float(np.nanmax(values)) * 1.08, 1e-9))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
+
+
+def legend(axes: Axes) -> None:
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, borderaxespad=0.2)
