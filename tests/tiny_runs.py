@@ -8,9 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from blendrun.engine.simulated_job import SimulateOptions, simulate_job
+from blendrun.engine.simulated_job import SimulateOptions
 from blendrun.engine.simulated_plan import plan_cost, simulated_job
 from blendrun.engine.simulated_run import write_simulated_run
+from blendrun.launch.simulated_ranks import simulate_job
 from blendrun.schedule.plan_file import read_plan
 from tiny_jobs import SHAPE, plan_job
 

@@ -124,7 +124,7 @@ def test_a_slow_rank_shows_as_imbalance_of_ranks(mixed_plan: Path, tmp_path: Pat
     before = gap_of(run)
 
     def slowed(name: str) -> Any:
-        return lambda steps: np.where(steps["attempt"] == 3, 3 * steps[name], steps[name])
+        return lambda steps: np.where(steps["rank"] == 2, 3 * steps[name], steps[name])
 
     change_steps(run, start_s=slowed("start_s"), step_s=slowed("step_s"))
     gap = gap_of(run)
