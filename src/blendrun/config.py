@@ -109,6 +109,9 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
     origin = typing.get_origin(hint)
     if origin in (types.UnionType, typing.Union):
         options = [arg for arg in typing.get_args(hint) if arg is not type(None)]
+        for words in options[1:]:  # instead of a value: `auto`
+            if typing.get_origin(words) is Literal and value in typing.get_args(words):
+                return value
         return None if value is None else _convert(value, options[0], where)
     if origin is tuple:
         if not isinstance(value, list | tuple):

@@ -193,6 +193,12 @@ def test_plan_for_two_ranks_is_made(blendrun: Blendrun):
     assert "tp 2" in said.out
 
 
+def test_ranks_can_be_chosen_automatically(blendrun: Blendrun):
+    said = plan_tokens(blendrun, "--tp", "auto", "--dp", "auto", "--devices", "2")
+    assert "fastest on 2 devices" in said.out
+    assert_refused(plan_tokens(blendrun, "--tp", "two"), "--tp must be a number or auto", hint=None)
+
+
 def test_an_output_that_is_a_folder_is_refused(blendrun: Blendrun, tmp_path: Path):
     (tmp_path / "plans").mkdir()
     said = blendrun("plan", "tokens.jsonl", "-o", "plans", "--model", SHAPE, "--hardware", "h200")
@@ -402,12 +408,13 @@ def test_run_with_a_changed_input_keeps_what_is_still_asked_for(
     assert "outputs: out/outputs.parquet (3 rows)" in said.out
 
 
-def test_run_answers_on_two_ranks(blendrun: Blendrun, checkpoint: Path, tmp_path: Path):
+def test_run_answers_every_row_on_several_ranks(
+    blendrun: Blendrun, checkpoint: Path, tmp_path: Path
+):
     said = blendrun("run", "rows.jsonl", "-o", "out", "--model", checkpoint, "--dp", "2")
-    assert said.code == 0, said.err
-    assert "(2 rows)" in said.out
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert manifest["environment"]["dp"] == 2
+    assert said.code == 0
+    assert "tp 1, dp 2" in said.out
+    assert pq.read_table(tmp_path / "out" / "outputs.parquet").num_rows == 2
 
 
 def test_run_refuses_an_unusable_execute_flag_before_planning(

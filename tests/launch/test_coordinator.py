@@ -6,7 +6,7 @@ import pytest
 from blendrun.engine.rank_figures import RankFigures
 from blendrun.launch.coordinator import Condemn, Coordinator, GiveUp, Order, Send, Start, Work
 from blendrun.launch.local import core_shares
-from blendrun.launch.messages import Give, Report, Take
+from blendrun.launch.messages import Give, Learn, Report
 from blendrun.launch.share import seconds_of
 from tiny_jobs import cost_model, tree_of
 
@@ -23,8 +23,16 @@ def coordinator(*parts: list[int], n: int = 8) -> Coordinator:
     return Coordinator(work, [numbers(*part) for part in parts])
 
 
-def report(*ended: int, running: int = 0, waiting: int = 0, left_s: float = 0.0) -> Report:
-    figures = RankFigures(running, waiting, left_s, 0.0, 1.0, 1.0, 0, np.zeros(0))
+def report(
+    *ended: int,
+    running: int = 0,
+    waiting: int = 0,
+    left_s: float = 0.0,
+    learning: np.ndarray = NOTHING,
+) -> Report:
+    figures = RankFigures(
+        running, waiting, left_s, 0.0, 1.0, 1.0, 0, learning, 2 * learning, np.zeros(0)
+    )
     return Report(numbers(*ended), np.ones(len(ended), np.int32), figures)
 
 
@@ -138,17 +146,40 @@ def test_what_was_given_for_a_rank_that_died_meanwhile_goes_to_whoever_is_free()
     assert sent(made.loaded(0)) == [(0, "Take", asked)]
 
 
-def test_a_rank_is_told_of_outputs_like_those_that_it_gets():
+def learning_ranks() -> Coordinator:
     tree = tree_of([[1, i] for i in range(40)])
     work = Work(tree, np.full(40, 10, np.int32), np.ones(40, bool), cost_model())
     made = Coordinator(work, [numbers(*range(20)), numbers(*range(20, 40))])
     both_up(made)
     made.began(numbers(*range(30)))
-    made.reported(1, report(*range(20, 30), running=0, waiting=10, left_s=9.0))
-    (order,) = made.died(0, NOTHING)[1:] or made.loaded(0)
-    assert isinstance(order, Send)
-    assert isinstance(order.message, Take)
-    assert order.message.seen_request.tolist() == list(range(20, 30))
+    return made
+
+
+def learned(orders: list[Order]) -> tuple[int, list[int], list[int], list[int]]:
+    """Rank, ended and running requests and ages of the only order to learn."""
+    ((rank, news),) = [
+        (order.rank, order.message.outputs)
+        for order in orders
+        if isinstance(order, Send) and isinstance(order.message, Learn)
+    ]
+    return rank, news.ended.tolist(), news.running.tolist(), news.age.tolist()
+
+
+def test_a_rank_is_told_of_outputs_that_others_have_made_and_make():
+    made = learning_ranks()
+    busy = report(*range(20, 28), running=2, waiting=10, left_s=9.0, learning=numbers(28, 29))
+    made.reported(1, busy)
+    orders = made.reported(0, report(running=20, waiting=9, left_s=9.0))
+    assert learned(orders) == (0, list(range(20, 28)), [28, 29], [56, 58])
+
+
+def test_a_new_process_is_told_of_what_its_rank_had_seen():
+    made = learning_ranks()
+    made.reported(0, report(3, 4, running=18, left_s=9.0, learning=numbers(5)))
+    made.died(0, NOTHING)
+    made.loaded(0)
+    orders = made.reported(0, report(running=20, waiting=9, left_s=9.0))
+    assert learned(orders) == (0, [3, 4], [], [])
 
 
 @pytest.mark.parametrize(

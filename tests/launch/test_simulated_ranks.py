@@ -14,6 +14,7 @@ from blendrun.errors import BackendError, InputError
 from blendrun.launch.coordinator import MOST_TRIALS
 from blendrun.launch.simulated_ranks import Fault, simulate_job
 from blendrun.schedule.orders import POLICIES
+from blendrun.schedule.partition import partition
 from tiny_jobs import tree_of
 
 SHAPE = ModelShape.load("llama-3.1-8b")
@@ -78,6 +79,17 @@ def test_an_input_whose_first_half_is_ten_times_longer_ends_together(dp: int, kn
     check_each_once(outcome, 1200)
     ends = [rank.seconds for rank in outcome.ranks]
     assert min(ends) > 0.95 * max(ends)
+
+
+@pytest.mark.parametrize("dp", [2, 3])
+@pytest.mark.parametrize("known", [True, False])
+def test_an_input_whose_first_half_is_ten_times_longer_is_divided_evenly(dp: int, known: bool):
+    job = job_of(np.concatenate([np.full(600, 100), np.full(600, 10)]), known=known)
+    lengths = job.output_len if known else job.prior
+    sequence = np.arange(1200, dtype=np.int32)
+    parts = partition(job.tree, sequence, lengths, machine(), dp, np.full(1200, not known))
+    work_s = [part.predicted_s for part in parts]
+    assert max(work_s) < 1.02 * min(work_s)
 
 
 def test_a_slow_rank_hands_work_over():

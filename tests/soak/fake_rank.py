@@ -105,15 +105,15 @@ class FakeLoop:
         self._waiting = deque(r for r in self._waiting if r not in set(taken))
         return np.array(taken, np.int32)
 
-    def observe(self, requests: Any, output_len: Any) -> None:
-        assert len(requests) == len(output_len)
+    def observe(self, elsewhere: Any) -> None:
+        assert len(elsewhere.ended) == len(elsewhere.ended_output)
 
     def figures(self) -> RankFigures:
         left = len(self._waiting) + len(self._running)
         seconds = 0.005 * self._steps
         return RankFigures(
             len(self._running), len(self._waiting), 0.01 * left, 0.0, seconds, seconds,
-            self._tokens, np.zeros(0),
+            self._tokens, np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0),
         )  # fmt: skip
 
 

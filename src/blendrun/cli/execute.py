@@ -32,7 +32,7 @@ def execute(
     run_dir: flags.RunDir = None,
     model: flags.ModelPath = None,
     tp: flags.RunTp = None,
-    dp: flags.Dp = None,
+    dp: flags.RunDp = None,
     dtype: flags.Dtype = None,
     kv_memory: flags.KvMemory = None,
     page_size: flags.PageSize = None,

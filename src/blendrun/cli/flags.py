@@ -11,7 +11,7 @@ import typer
 from blendrun.config import Resolved, read_toml, resolve
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.errors import InputError
-from blendrun.schedule.settings import PlanSettings
+from blendrun.schedule.settings import AUTO, PlanSettings
 from blendrun.units import parse_bytes, parse_seconds
 
 _LONGEST_PATH = 255  # bytes
@@ -57,8 +57,15 @@ Budget = Annotated[
     _plan("budget", "What a step's prefill is cut to: fixed tokens, or the job's ratio."),
 ]
 Cost = Annotated[str | None, _plan("cost", "Cost model: product, or paper for its formulas.")]
-Tp = Annotated[int | None, _plan("tp", "Tensor-parallel ranks.")]
-Dp = Annotated[int | None, _plan("dp", "Data-parallel ranks.")]
+Tp = Annotated[str | None, _plan("tp", "Tensor-parallel ranks, or auto.")]
+Dp = Annotated[str | None, _plan("dp", "Data-parallel ranks, or auto.")]
+RunDp = Annotated[
+    int | None, typer.Option("--dp", help="Data-parallel ranks (default: the plan's).")
+]
+Devices = Annotated[
+    int | None,
+    _plan("devices", "Devices that --tp auto and --dp auto may use (default: this machine's)."),
+]
 Limit = Annotated[int | None, typer.Option(help="Only the first N rows.")]
 Window = Annotated[
     int | None, typer.Option(help="Plan N rows at a time, for inputs larger than memory.")
@@ -217,10 +224,20 @@ def plan_settings(config: Path | None, flags: dict[str, Any]) -> Resolved[PlanSe
             "which model? --model is missing",
             "--model takes a Hugging Face id, a checkpoint folder, a .gguf file or a shape (.toml)",
         )
+    flags = flags | {name: _number_or_auto(name, flags.get(name)) for name in ("tp", "dp")}
     for name in ("json_schema", "grammar"):
         if flags.get(name) is not None:
             flags = {**flags, name: _text_or_file(flags[name])}
     return resolve(PlanSettings, flags, table, str(config) if config else "flags")
+
+
+def _number_or_auto(name: str, text: str | None) -> int | str | None:
+    if text is None or text == AUTO:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"--{name} must be a number or auto, not {text!r}") from None
 
 
 def _text_or_file(text: str) -> str:

@@ -32,6 +32,7 @@ def plan(
     cost: flags.Cost = None,
     tp: flags.Tp = None,
     dp: flags.Dp = None,
+    devices: flags.Devices = None,
     limit: flags.Limit = None,
     window: flags.Window = None,
     workers: flags.Workers = None,

@@ -64,6 +64,8 @@ def _time(plan: Plan) -> Iterator[tuple[str, str]]:
     times = plan.times
     ends = f"{format_seconds(times.predicted_low_s)} and {format_seconds(times.predicted_high_s)}"
     yield "predicted", f"{format_seconds(times.predicted_s)}  between {ends}"
+    if plan.ranks_reason:
+        yield "tp and dp", f"{plan.tp} and {plan.dp}  {plan.ranks_reason}"
     if plan.ranks:
         ends_s = [rank.predicted_s for rank in plan.ranks]
         spread = f"{format_seconds(min(ends_s))} to {format_seconds(max(ends_s))} of work"

@@ -97,6 +97,7 @@ def run(
     retry_errors: flags.RetryErrors = None,
     tp: flags.Tp = None,
     dp: flags.Dp = None,
+    devices: flags.Devices = None,
 ) -> None:
     """Plan, execute and report in one go; started again with the same flags, it continues."""
     given, begin_s = dict(locals()), time.monotonic()

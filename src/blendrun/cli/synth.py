@@ -54,10 +54,10 @@ def synth(
     model: flags.Model = None,
     hardware: flags.Hardware = None,
     cost: flags.Cost = None,
-    tp: flags.Tp = None,
+    tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks (default: 1).")] = None,
 ) -> None:
     """Make up a job with a given density and prefix sharing, as a prompt file of token ids."""
-    named = {"model": model, "hardware": hardware, "cost": cost, "tp": tp}
+    named = {"model": model, "hardware": hardware, "cost": cost}
     settings = flags.plan_settings(None, named).value
     prompt_format(output)
     check_length_column(length_column)
@@ -66,7 +66,7 @@ def synth(
     prices = CostModel(
         load_model(settings).shape,
         HardwareProfile.load(settings.hardware),
-        settings.tp,
+        tp or 1,
         settings.cost,
     )
     workload = synthesize(chosen, requests, targets, prices, seed)

@@ -4,23 +4,38 @@ import numpy as np
 
 from blendrun.engine.rank_figures import RankFigures
 from blendrun.schedule.step.expectations import enough_ended
-from blendrun.schedule.step.state import State
+from blendrun.schedule.step.state import UNLEARNED, State
 
 
 def figures_of(
     state: State, stepped_s: float, expected_s: float, output_tokens: int
 ) -> RankFigures:
     """The figures of a rank with this batcher; seconds and tokens as in `RankFigures`."""
-    counts, limits, strata = state.counts, state.limits, state.lengths.strata
+    counts, limits, rows = state.counts, state.limits, state.requests
+    strata = state.lengths.strata
+    running = state.slots["request"][state.ordered.by_age[: counts["num_running"]]]
+    learning = running[rows["stratum"][running] != UNLEARNED]
     decodes = max(float(counts["rest_decodes"]), 0.0)
+    compute_s = max(float(counts["prefill_s"]), 0.0) + decodes * float(limits["decode_s"])
     knows = (strata["finished"] > 0) & (strata["finished"] >= enough_ended(strata["total"]))
     return RankFigures(
         int(counts["num_running"]),
         int(counts["num_waiting"]),
-        max(float(counts["prefill_s"]), 0.0) + decodes * float(limits["decode_s"]),
+        max(compute_s, _last_steps(state) * float(limits["weight_s"])),
         max(float(counts["rest_context"]), 0.0) * float(limits["context_s"]),
         stepped_s,
         expected_s,
         output_tokens,
+        learning,
+        rows["known_len"][learning] - rows["prompt_len"][learning],
         np.where(knows, strata["mean_len"], 0.0),
     )
+
+
+def _last_steps(state: State) -> int:
+    """Steps until the last of the running requests is expected to end."""
+    running, step = int(state.counts["num_running"]), int(state.counts["step"])
+    if not running:
+        return 0
+    last = state.ordered.by_end[running - 1]
+    return max(int(state.slots["end_step"][last]) - step, 0)

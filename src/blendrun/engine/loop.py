@@ -27,6 +27,7 @@ from blendrun.engine.torch_backend import StepResult
 from blendrun.engine.unfinished import Unfinished
 from blendrun.schedule.batch import Batch
 from blendrun.schedule.batcher import Batcher
+from blendrun.schedule.step.outputs import Outputs
 from blendrun.tree.prefix_tree import Int32
 
 
@@ -134,9 +135,9 @@ class RunLoop:
         for request in self._batcher.deposit(requests).tolist():
             self.fail(request, self._too_large(request))
 
-    def observe(self, requests: Int32, output_len: Int32) -> None:
-        """Outputs of requests alike have ended elsewhere, with so many tokens."""
-        self._batcher.observe(requests, output_len)
+    def observe(self, elsewhere: Outputs) -> None:
+        """Other ranks have made these outputs, or make them."""
+        self._batcher.observe(elsewhere)
 
     def fail(self, request: int, error: str) -> None:
         """Answer a request that cannot run with an error row."""

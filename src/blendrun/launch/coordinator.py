@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from blendrun.cost.cost_model import CostModel
-from blendrun.launch.messages import Give, Report, Take
+from blendrun.launch.messages import Give, Learn, Report, Take
 from blendrun.launch.rank_record import Phase, RankRecord
+from blendrun.launch.seen_outputs import SeenOutputs
 from blendrun.launch.share import last_ones, long_ones, requests_to_move, seconds_of
 from blendrun.launch.suspects import Suspects
 from blendrun.tree.prefix_tree import Int32, PrefixTree
@@ -24,8 +25,8 @@ MOST_RESTARTS = 3  # of a rank, and as many more …
 MOST_TRIALS = 12  # … while it is searched for a request that kills its rank
 _LOW_FRAC = 0.03  # of what a rank was given last: then it runs out
 _LEAST_GAIN = 0.02  # of what the other has left; less moves only to a rank that waits for work
-_LONG_EVERY = 10  # reports, after which a rank is asked for its long outputs
-_ENOUGH_SEEN, _MOST_SEEN = 8, 256  # outputs of a stratum
+_EARLY_GAIN = 0.05  # likewise, for a rank that has enough for now
+_LEVEL_EVERY = 10  # reports, after which a rank hears of others' outputs and may get more
 _POOL = -1
 
 
@@ -49,7 +50,7 @@ class Start:
 @dataclass(frozen=True, slots=True, eq=False)
 class Send:
     rank: int
-    message: Take | Give
+    message: Take | Give | Learn
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +80,7 @@ class Coordinator:
         self._owner = np.full(n, _POOL, np.int32)
         self._begun = np.zeros(n, np.bool_)
         self._done = np.ones(n, np.bool_)
-        self._ended_output = np.zeros(n, np.int32)
-        self._ended_by = np.zeros((len(parts), self._num_strata), np.int64)
+        self._seen = SeenOutputs(len(parts))
         self._suspects = Suspects(n)
         self._place = np.zeros(n, np.int64)  # in planned order
         for rank, part in enumerate(parts):
@@ -129,13 +129,13 @@ class Coordinator:
     def reported(self, rank: int, report: Report) -> list[Order]:
         record = self.ranks[rank]
         record.note(report.figures)
-        ended = report.ended[~self._done[report.ended]]
         self._done[report.ended] = True
-        self._ended_output[report.ended] = report.ended_output
-        np.add.at(self._ended_by[rank], self._stratum[ended], 1)
+        figures, learned = report.figures, self._work.learned[report.ended]
+        ended = (report.ended[learned], report.ended_output[learned])
+        self._seen.note(rank, *ended, figures.learning, figures.learning_age)
         if record.on_trial is not None and self._done[record.on_trial].all():
             record.on_trial = None
-        return self._feed(rank) + self._feed_dry(rank)
+        return self._tell(rank) + self._feed(rank) + self._feed_dry(rank)
 
     def gave(self, rank: int, requests: Int32) -> list[Order]:
         """A rank gives requests back that it was asked for."""
@@ -160,6 +160,7 @@ class Coordinator:
         self._owner[mine], self._begun[mine] = _POOL, False
         on_trial = record.on_trial is not None
         record.forget_process()
+        self._seen.forget_process(rank)
         orders: list[Order] = []
         condemned = self._suspects.accuse(running)
         for request in condemned.tolist():
@@ -195,7 +196,9 @@ class Coordinator:
         if record.on_trial is not None:
             return []
         if record.waiting > _LOW_FRAC * record.had:
-            return self._feed_long(rank)
+            if record.reports % _LEVEL_EVERY or len(self.ranks) == 1:
+                return []
+            return self._feed_long(rank) or self._feed_from_other(rank, _EARLY_GAIN)
         if record.is_dry and self._suspects:
             group = self._suspects.next_group()
             record.on_trial = group
@@ -225,7 +228,7 @@ class Coordinator:
         moved = requests_to_move(work.tree, pool, lengths, work.cost, max(wanted_s, 0.0))
         return [self._take(rank, moved)]
 
-    def _feed_from_other(self, rank: int) -> list[Order]:
+    def _feed_from_other(self, rank: int, least_gain: float = _LEAST_GAIN) -> list[Order]:
         """From the rank that has most left to do: what makes both end together."""
         unstarted = np.bincount(
             self._owner[~self._done & ~self._begun & (self._owner >= 0)],
@@ -237,7 +240,7 @@ class Coordinator:
         giver = max(givers, key=self._rest_s)
         record, other = self.ranks[rank], self.ranks[giver]
         gap_s = self._rest_s(giver) - self.left_s(rank)
-        if gap_s <= 0 or (not record.is_dry and gap_s < _LEAST_GAIN * self._rest_s(giver)):
+        if gap_s <= 0 or (not record.is_dry and gap_s < least_gain * self._rest_s(giver)):
             return []
         wanted_s = gap_s / (1 / record.speed + 1 / other.speed)
         theirs, work = self._unstarted(giver), self._work
@@ -252,8 +255,6 @@ class Coordinator:
 
         They take longest, and where they begin late all ranks wait for the last one.
         """
-        if self.ranks[rank].reports % _LONG_EVERY or len(self.ranks) == 1:
-            return []
         work = self._work
         is_long, memory_s = long_ones(work.tree, self._lengths(None), work.cost)
         unstarted = is_long & ~self._done & ~self._begun & (self._owner >= 0)
@@ -295,19 +296,14 @@ class Coordinator:
         self._owner[requests] = rank
         record.had = record.waiting + len(requests)
         record.waiting += len(requests)
-        return Send(rank, Take(requests, *self._seen_for(rank, requests)))
+        return Send(rank, Take(requests))
 
-    def _seen_for(self, rank: int, requests: Int32) -> tuple[Int32, Int32]:
-        """Outputs that have ended elsewhere, of kinds of which the rank has seen too few."""
-        wanted = np.zeros(self._num_strata, np.bool_)
-        wanted[self._stratum[requests[self._work.learned[requests]]]] = True
-        wanted &= self._ended_by[rank] < _ENOUGH_SEEN
-        found = np.flatnonzero((self._ended_output > 0) & wanted[self._stratum])
-        found = found[np.argsort(self._stratum[found], kind="stable")]
-        _, start = np.unique(self._stratum[found], return_index=True)
-        turn = np.arange(len(found)) - np.repeat(start, np.diff(np.append(start, len(found))))
-        seen: Int32 = found[turn < _MOST_SEEN].astype(np.int32)
-        return seen, self._ended_output[seen]
+    def _tell(self, rank: int) -> list[Order]:
+        """What others have seen of output lengths, every so often."""
+        if self.ranks[rank].reports % _LEVEL_EVERY != 1:
+            return []
+        news = self._seen.news_for(rank)
+        return [Send(rank, Learn(news))] if news else []
 
     def _lengths(self, rank: int | None) -> Int32:
         """Output lengths that are expected now, [N]: as the ranks have learned them."""

@@ -3,15 +3,12 @@
 Requests are numbers of the window's plan. A message is pickled as a whole: a few arrays.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from blendrun.engine.rank_figures import RankFigures
+from blendrun.schedule.step.outputs import Outputs
 from blendrun.tree.prefix_tree import Int32
-
-_NOTHING = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,11 +24,16 @@ class OpenWindow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Take:
-    """To a rank: requests to answer, too, and lengths of outputs of their kind that have ended."""
+    """To a rank: requests to answer, too."""
 
     requests: Int32
-    seen_request: Int32 = field(default_factory=lambda: _NOTHING)
-    seen_output: Int32 = field(default_factory=lambda: _NOTHING)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Learn:
+    """To a rank that has begun: outputs of the others."""
+
+    outputs: Outputs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,5 +103,5 @@ class Failed:
     hint: str | None
 
 
-ToRank = OpenWindow | Take | Give | CloseWindow | Stop
+ToRank = OpenWindow | Take | Learn | Give | CloseWindow | Stop
 FromRank = Loaded | Running | Begun | Report | Gave | Closed | Failed

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from blendrun.launch.messages import Begun, CloseWindow, Gave, Give, Report, Stop, Take
+from blendrun.launch.messages import Begun, CloseWindow, Gave, Give, Learn, Report, Stop, Take
 from blendrun.tree.prefix_tree import Int32
 
 if TYPE_CHECKING:
@@ -47,10 +47,10 @@ class RankFeed:
                 return False
             if isinstance(message, Give):
                 self._channel.send(Gave(loop.withdraw(message.requests)))
+            if isinstance(message, Learn):
+                loop.observe(message.outputs)
             if isinstance(message, Take):
                 loop.deposit(message.requests)
-                if len(message.seen_request):
-                    loop.observe(message.seen_request, message.seen_output)
                 is_dry = False
         return True
 

@@ -62,7 +62,7 @@ class RankRecord:
     def forget_process(self) -> None:
         """Its process is gone."""
         self.on_trial, self.gives_to, self.gets = None, None, False
-        self.running = self.waiting = self.had = 0
+        self.running = self.waiting = self.had = self.reports = 0
         self.compute_s = self.memory_s = 0.0
         self.earlier_tokens += self.output_tokens
         self.output_tokens = 0

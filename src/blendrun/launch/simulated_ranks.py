@@ -15,7 +15,7 @@ from blendrun.engine.simulated_job import Outcome, Prepared, SimulatedJob, Simul
 from blendrun.engine.simulation import COMPUTE, MEMORY, SECONDS, Log, Simulated, VirtualRun
 from blendrun.errors import BackendError
 from blendrun.launch.coordinator import Coordinator, GiveUp, Order, Send, Start, Work
-from blendrun.launch.messages import Begun, Give, Report, Take
+from blendrun.launch.messages import Begun, Give, Learn, Report, Take
 from blendrun.schedule.partition import partition
 from blendrun.schedule.step.handover import deposited, observed, withdrawn
 from blendrun.schedule.step.state import DONE, WAITING
@@ -104,8 +104,10 @@ class _VirtualRank:
             run.state, run.order = deposited(
                 run.state, self._prepared.batcher_job, run.order, message.requests
             )
-        if len(message.seen_request):
-            observed(self.run.state, message.seen_request, message.seen_output)
+
+    def learn(self, message: Learn) -> None:
+        if self.run is not None:
+            observed(self.run.state, message.outputs)
 
     def give(self, requests: Int32) -> Int32:
         if self.run is None:
@@ -179,6 +181,8 @@ class _VirtualRanks:
                 todo += self.coordinator.loaded(order.rank)
             elif isinstance(order, Send) and isinstance(order.message, Take):
                 self._ranks[order.rank].take(order.message, now_s)
+            elif isinstance(order, Send) and isinstance(order.message, Learn):
+                self._ranks[order.rank].learn(order.message)
             elif isinstance(order, Send) and isinstance(order.message, Give):
                 taken = self._ranks[order.rank].give(order.message.requests)
                 todo += self.coordinator.gave(order.rank, taken)

@@ -29,6 +29,7 @@ from blendrun.launch.messages import (
     ToRank,
 )
 from blendrun.launch.rank_feed import RankFeed, StoppedError
+from blendrun.schedule.step.outputs import Outputs
 from blendrun.tree.prefix_tree import Int32
 
 
@@ -67,7 +68,7 @@ class Loop(Protocol):
 
     def withdraw(self, requests: Int32) -> Int32: ...
 
-    def observe(self, requests: Int32, output_len: Int32) -> None: ...
+    def observe(self, elsewhere: Outputs) -> None: ...
 
     def figures(self) -> RankFigures: ...
 
@@ -108,8 +109,6 @@ def _window(opened: OpenWindow, engine: Engine, journal: RankJournal, channel: C
             channel.send(Gave(message.requests[:0]))
     loop, running = engine.window(opened, message.requests, journal, RankFeed(channel))
     channel.send(running)
-    if len(message.seen_request):
-        loop.observe(message.seen_request, message.seen_output)
     loop.run()
 
 

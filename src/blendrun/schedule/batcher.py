@@ -17,6 +17,7 @@ from blendrun.schedule.step.admit import too_large
 from blendrun.schedule.step.begin import BatcherJob, BatchLimits, Steering, new_state
 from blendrun.schedule.step.decide import OVER, STUCK, TOO_LARGE, commit, decide
 from blendrun.schedule.step.handover import deposited, observed, withdrawn
+from blendrun.schedule.step.outputs import Outputs
 from blendrun.schedule.step.state import State
 from blendrun.schedule.step.steering import begin, refreshed
 from blendrun.tree.prefix_tree import Int32
@@ -140,9 +141,9 @@ class Batcher:
         self.learns = bool(self.state.limits["learns"])
         return large
 
-    def observe(self, requests: Int32, output_len: Int32) -> None:
-        """Learn from outputs that have ended elsewhere: [M] requests of the job, and lengths."""
-        observed(self.state, requests, output_len)
+    def observe(self, elsewhere: Outputs) -> None:
+        """Learn from outputs of requests of the job that run or have ended elsewhere."""
+        observed(self.state, elsewhere)
 
     def _batch(self) -> Batch:
         step, slots, counts = self.state.step, self.state.slots, self.state.counts

@@ -76,6 +76,11 @@ def predict(
     )
 
 
+def least_s(job: PricedJob) -> float:
+    """Predicted seconds of a job that shares all it can, before what an order loses."""
+    return _busy_s(job, job.optimum(), 0) / job.dp
+
+
 def _reached(job: PricedJob, counts: PlanCounts, policy: str, budget: str) -> _Reached:
     if not job.cost.hardware.overlaps:
         return _NO_OVERLAP
@@ -111,6 +116,8 @@ def _busy_s(job: PricedJob, best: Optimum, lost_tokens: int) -> float:
     overhead_s = best.min_steps * hardware.step_overhead_s
     tokens = job.tree.num_unique_tokens + lost_tokens + outputs
     overhead_s += tokens * hardware.token_overhead_s + outputs * hardware.output_overhead_s
+    steps = max(best.min_steps, tokens / hardware.chunk_limit)
+    overhead_s += steps * float(job.cost.collective_s(tokens / steps)) if tokens else 0.0
     overhead_s += _small_steps_s(job.cost, tokens, best.min_steps)
     read_s = best.memory_s - job.cost.spared_frac * (best.memory_s - best.once_memory_s)
     return float(job.cost.overlapped_s(busy_s, read_s)) + overhead_s

@@ -111,6 +111,7 @@ class Plan:
     sources: tuple[dict[str, Any], ...]
     ranks: tuple[PlannedRank, ...] = ()  # where there are several
     windows: tuple[str, ...] = ()  # plans of consecutive rows, relative to this one
+    ranks_reason: str = ""  # why so many, where they were chosen automatically
     window: int | None = None  # which one of a larger plan this is
     input_notes: tuple[str, ...] = ()  # those of `warnings` that are about rows as they were read
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from blendrun.config import Resolved
-from blendrun.cost.cost_model import CostModel
+from blendrun.cost.cost_model import CostModel, Flavour
 from blendrun.cost.hardware import HardwareProfile
 from blendrun.data.ingest import Ingested, Ingester
 from blendrun.data.row_work import REQUEST_SCHEMA
@@ -28,7 +28,8 @@ from blendrun.schedule.plan_file import read_plan
 from blendrun.schedule.plan_model import PlannedModel, load_model
 from blendrun.schedule.plan_record import Plan
 from blendrun.schedule.priced_job import PricedJob
-from blendrun.schedule.settings import PlanSettings
+from blendrun.schedule.rank_choice import RankChoice, RanksWanted
+from blendrun.schedule.settings import AUTO, PlanSettings
 from blendrun.schedule.summary import describe, joined
 from blendrun.tree.build import build_tree
 from blendrun.tree.prefix_tree import PrefixTree
@@ -59,7 +60,7 @@ def make_plan(
         CapacityError: the model leaves no memory for KV on the planned hardware.
     """
     model = load_model(settings.value)
-    planner = _Planner(settings, model, _cost_model(model, settings.value), progress)
+    planner = _Planner.of(settings, model, progress)
     with plan_file.new_sidecars(path) as folder, planner.ingester(prompts) as ingester:
         if settings.value.window is None:
             rows = ingester.take(folder)
@@ -85,7 +86,7 @@ def plan_again(path: Path, settings: Resolved[PlanSettings], progress: Progress)
     """
     stored = read_plan(path)
     model = load_model(settings.value)
-    planner = _Planner(settings, model, _cost_model(model, settings.value), progress)
+    planner = _Planner.of(settings, model, progress)
     with plan_file.new_sidecars(path) as folder:
         old = plan_file.sidecar_folder(path)
         for name in (TOKENS_FILE, OFFSETS_FILE):
@@ -112,9 +113,8 @@ def _link(old: Path, new: Path) -> None:
         shutil.copyfile(old, new)
 
 
-def _cost_model(model: PlannedModel, settings: PlanSettings) -> CostModel:
-    hardware = HardwareProfile.load(settings.hardware)
-    cost = CostModel.of_group(model.shape, hardware, settings.tp, settings.cost)
+def _cost_model(model: PlannedModel, hardware: HardwareProfile, tp: int, how: Flavour) -> CostModel:
+    cost = CostModel.of_group(model.shape, hardware, tp, how)
     if cost.kv_capacity_tokens < 1:
         raise CapacityError(
             f"{model.shape.name} leaves no memory for KV pages on {hardware.name}",
@@ -123,12 +123,23 @@ def _cost_model(model: PlannedModel, settings: PlanSettings) -> CostModel:
     return cost
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Planner:
     settings: Resolved[PlanSettings]
     model: PlannedModel
-    cost: CostModel
+    hardware: HardwareProfile
     progress: Progress
+    choice: RankChoice | None = None  # the first window's holds for all
+
+    @classmethod
+    def of(
+        cls, settings: Resolved[PlanSettings], model: PlannedModel, progress: Progress
+    ) -> "_Planner":
+        wanted = settings.value
+        hardware = HardwareProfile.load(wanted.hardware)
+        if wanted.tp != AUTO:  # refused before the prompts are read
+            _cost_model(model, hardware, wanted.tp, wanted.cost)
+        return cls(settings, model, hardware, progress)
 
     def ingester(self, prompts: Sequence[str]) -> Ingester:
         settings, shape = self.settings.value, self.model.shape
@@ -166,24 +177,31 @@ class _Planner:
         tree = build_tree(rows.store.tokens, rows.store.offsets)
         observed = self._observed(tree, rows)
         lengths = expected_lengths(rows.requests, settings.prior_output_len, tree, observed)
-        job = PricedJob(rows, tree, lengths, self.cost, settings.dp)
+        if self.choice is None:
+            wanted_ranks = RanksWanted(settings.tp, settings.dp, settings.devices)
+            self.choice = wanted_ranks.choose(
+                rows, tree, lengths, self.model.shape, self.hardware, settings.cost
+            )
+        ranks = self.choice
+        cost = _cost_model(self.model, self.hardware, ranks.tp, settings.cost)
+        job = PricedJob(rows, tree, lengths, cost, ranks.dp)
         self.progress("order", 0, 1)
         wanted = OrderSettings(
             settings.seed, settings.keep_sharing, job.everything_fits, job.kv_capacity_tokens
         )
         order = order_requests(settings.policy, job.tree, job.annotate, wanted)
         parts: list[Part] = []
-        if settings.dp > 1:
+        if ranks.dp > 1:
             self.progress("divide among ranks", 0, 1)
             parts = partition(
                 order.tree,
                 order.sequence,
                 lengths.tokens,
-                self.cost,
-                settings.dp,
+                cost,
+                ranks.dp,
                 lengths.is_guess(rows.requests),
             )
-        plan = describe(job, order, self.model, self.settings, parts, window)
+        plan = describe(job, order, self.model, self.settings, parts, window, ranks.reason)
         seen = observed.examples(tree, settings.seed)
         _write_sidecars(folder, job, order, plan, parts, seen)
         return plan

@@ -11,6 +11,8 @@ from blendrun.data.sampling import SamplingParams
 from blendrun.data.structures import STRUCTURE_COLUMNS, default_structure
 from blendrun.errors import InputError
 
+Auto = Literal["auto"]
+AUTO: Auto = "auto"
 Policy = Literal["blend", "blendserve", "dfs", "dfs-sets", "arrival", "random"]
 Budget = Literal["auto", "fixed", "ratio"]
 
@@ -25,8 +27,9 @@ class PlanSettings:
     policy: Policy = "blend"
     budget: Budget = "auto"
     cost: Literal["product", "paper"] = "product"
-    tp: int = 1
-    dp: int = 1
+    tp: int | Auto = 1
+    dp: int | Auto = 1
+    devices: int | None = None  # that an automatic choice may use; None: those of this machine
     limit: int | None = None  # first N rows
     window: int | None = None  # rows that are planned at once; None: all
     workers: int | None = None  # processes that tokenize; None: one per CPU, for large inputs
@@ -67,9 +70,9 @@ class PlanSettings:
     grammar: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("tp", "dp", "prior_output_len", "limit", "window", "workers"):
+        for name in ("tp", "dp", "devices", "prior_output_len", "limit", "window", "workers"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if value is not None and value != AUTO and value < 1:
                 raise InputError(f"{name} must be at least 1, not {value}")
         if not 0 <= self.keep_sharing <= 1:
             raise InputError(f"keep_sharing must be between 0 and 1, not {self.keep_sharing}")

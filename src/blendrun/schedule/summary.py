@@ -38,6 +38,7 @@ def describe(
     settings: Resolved[PlanSettings],
     parts: Sequence[Part],
     window: int | None = None,
+    ranks_reason: str = "",
 ) -> Plan:
     """The plan of `job` in `order`, without its sources; `parts` where there are several ranks."""
     wanted = settings.value
@@ -57,8 +58,8 @@ def describe(
         policy=wanted.policy,
         admission=order.admission,
         budget=budget,
-        tp=wanted.tp,
-        dp=wanted.dp,
+        tp=job.cost.tp,
+        dp=job.dp,
         cost=wanted.cost,
         counts=counts,
         times=times,
@@ -70,6 +71,7 @@ def describe(
             PlannedRank(len(part.requests), part.compute_s, part.memory_s, part.predicted_s)
             for part in parts
         ),
+        ranks_reason=ranks_reason,
         window=window,
         input_notes=job.rows.notes,
     )

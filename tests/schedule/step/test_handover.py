@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 
 from blendrun.schedule.batcher import Batcher
 from blendrun.schedule.step.begin import ADMISSION, BatchLimits, Steering
+from blendrun.schedule.step.outputs import Outputs
 from tiny_jobs import prompt_lists, tree_of
 from tiny_steps import PRICES, TinyRun, batcher_job
 
+NOTHING = np.zeros(0, np.int32)
 SUMS = ("prefill_s", "rest_decodes", "rest_context", "num_waiting")
 
 
@@ -93,6 +95,26 @@ def test_outputs_that_ended_elsewhere_are_learned_from():
                       learned=True)  # fmt: skip
     batcher = Batcher(job, BatchLimits(500, 4, 20, 4), PRICES, Steering("two lists", learns=True))
     before = float(batcher.state.counts["rest_decodes"])
-    batcher.observe(np.arange(8, dtype=np.int32), np.full(8, 4, np.int32))
+    batcher.observe(
+        Outputs(np.arange(8, dtype=np.int32), np.full(8, 4, np.int32), NOTHING, NOTHING)
+    )
     assert batcher.state.lengths.strata["mean_len"][0] == pytest.approx(4, abs=1)
     assert batcher.state.counts["rest_decodes"] < before / 5
+
+
+def test_outputs_that_run_elsewhere_count_for_as_long_as_they_have_lasted():
+    job = batcher_job(tree_of([[i, 1] for i in range(20)]), [4] * 20, believed=[50] * 20,
+                      max_output=[1000] * 20, learned=True)  # fmt: skip
+    ended, lasting = np.arange(8, dtype=np.int32), np.arange(8, 16, dtype=np.int32)
+    four, age = np.full(8, 4, np.int32), np.full(8, 200, np.int32)
+    means = []
+    for running in (NOTHING, lasting):
+        batcher = Batcher(
+            job, BatchLimits(5000, 4, 20, 4), PRICES, Steering("two lists", learns=True)
+        )
+        batcher.observe(Outputs(ended, four, running, age[: len(running)]))
+        # each time all that run are told, not those that are new
+        batcher.observe(Outputs(NOTHING, NOTHING, running, age[: len(running)]))
+        means.append(float(batcher.state.lengths.strata["mean_len"][0]))
+    # half ended at 4; the others have lasted 200 and are taken to end at about twice that
+    assert means == [pytest.approx(4, abs=1), pytest.approx((4 + 400) / 2, rel=0.15)]

@@ -272,6 +272,7 @@ def _lengths(job: BatcherJob, stratum: Int32, strata: int, longest: int) -> Leng
     return Lengths(
         edge=edge,
         events=events,
+        elsewhere=np.zeros((strata, bins + 1)),
         survival=np.ones((strata, bins + 1)),
         tail=np.zeros((strata, bins + 1)),
         tail_t=np.zeros((strata, bins + 1)),

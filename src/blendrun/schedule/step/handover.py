@@ -11,6 +11,7 @@ from blendrun.schedule.step.begin import BatcherJob, units_of
 from blendrun.schedule.step.expectations import bin_of, learn
 from blendrun.schedule.step.ledger import forget
 from blendrun.schedule.step.lists import still_listed
+from blendrun.schedule.step.outputs import Outputs
 from blendrun.schedule.step.remaining import chunk_s, rest_work, sum_up
 from blendrun.schedule.step.state import (
     DONE,
@@ -67,12 +68,14 @@ def deposited(state: State, job: BatcherJob, order: Int32, requests: Int32) -> t
     return state._replace(lists=state.lists._replace(left=left, units=units)), order
 
 
-def observed(state: State, requests: Int32, output_len: Int32) -> None:
-    """Learn from outputs that have ended elsewhere: [M] requests alike, and their lengths."""
+def observed(state: State, elsewhere: Outputs) -> None:
+    """Learn from outputs of other batchers, too."""
     observe(
         state,
-        np.ascontiguousarray(requests, np.int32),
-        np.ascontiguousarray(output_len, np.int32),
+        np.ascontiguousarray(elsewhere.ended, np.int32),
+        np.ascontiguousarray(elsewhere.ended_output, np.int32),
+        np.ascontiguousarray(elsewhere.running, np.int32),
+        np.ascontiguousarray(elsewhere.age, np.int32),
     )
     learn(state)
     sum_up(state)
@@ -126,10 +129,17 @@ def _count(state: State, request: int, sign: float) -> None:
 
 
 @compiled
-def observe(state: State, requests: Int32, output_len: Int32) -> None:
+def observe(
+    state: State, ended: Int32, ended_output: Int32, running: Int32, running_age: Int32
+) -> None:
     columns, lengths = state.requests, state.lengths
-    for i in range(len(requests)):
-        stratum = columns[requests[i]].stratum
-        if stratum != UNLEARNED and output_len[i] > 0:
-            lengths.events[stratum, bin_of(lengths, float(output_len[i]))] += 1
+    for i in range(len(ended)):
+        stratum = columns[ended[i]].stratum
+        if stratum != UNLEARNED and ended_output[i] > 0:
+            lengths.events[stratum, bin_of(lengths, float(ended_output[i]))] += 1
             lengths.strata[stratum].finished += 1
+    lengths.elsewhere[:] = 0.0
+    for i in range(len(running)):
+        stratum = columns[running[i]].stratum
+        if stratum != UNLEARNED and running_age[i] > 0:
+            lengths.elsewhere[stratum, bin_of(lengths, float(running_age[i]))] += 1
