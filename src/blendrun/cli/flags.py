@@ -59,6 +59,14 @@ Budget = Annotated[
 Cost = Annotated[str | None, _plan("cost", "Cost model: product, or paper for its formulas.")]
 Tp = Annotated[int | None, _plan("tp", "Tensor-parallel ranks.")]
 Dp = Annotated[int | None, _plan("dp", "Data-parallel ranks.")]
+LauncherFlag = Annotated[
+    str | None,
+    typer.Option("--launcher", help="local processes, or ray: on a Ray cluster (default: local)."),
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(help="HOST:PORT of the Ray cluster (default: $RAY_ADDRESS, or the one here)."),
+]
 Limit = Annotated[int | None, typer.Option(help="Only the first N rows.")]
 Window = Annotated[
     int | None, typer.Option(help="Plan N rows at a time, for inputs larger than memory.")
