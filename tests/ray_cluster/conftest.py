@@ -1,6 +1,9 @@
-"""Three Ray nodes on this machine: `make test-ray`. Without Ray nothing here is collected."""
+"""A Ray cluster of three nodes on this machine: `make test-ray`. Skipped without Ray.
 
-import os
+The folder is not called `ray`: it would be taken for the package by whatever has `tests` in its
+path.
+"""
+
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,30 +11,35 @@ from typing import Any
 
 import pytest
 
-collect_ignore_glob = [] if find_spec("ray") else ["test_*.py"]
 TESTS = Path(__file__).parent.parent
-_OBJECT_STORE_BYTES = 80 * 2**20  # Ray's least
+_NODE = {
+    "num_cpus": 1,
+    "object_store_memory": 80 * 2**20,  # Ray's least is 75 MiB
+    "include_dashboard": False,
+}
+
+
+@pytest.fixture(scope="session")
+def first_cluster() -> Iterator[Any]:
+    if find_spec("ray") is None:
+        pytest.skip("Ray is not installed: make test-ray")
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(TESTS))  # ranks find the fake engine
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        cluster = Cluster(initialize_head=True, head_node_args=_NODE)
+        try:
+            yield cluster
+        finally:
+            cluster.shutdown()
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Nodes of two cores each, so that a rank whose node is lost finds room."""
-    from ray.cluster_utils import Cluster
-
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))  # ranks find the fake engine
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    node = {
-        "num_cpus": 1,
-        "object_store_memory": _OBJECT_STORE_BYTES,
-        "include_dashboard": False,
-    }
-    nodes = Cluster(initialize_head=True, head_node_args=node)
-    try:
-        for _ in range(2):
-            nodes.add_node(**node)
-        nodes.wait_for_nodes()
-        yield nodes
-    finally:
-        nodes.shutdown()
-        os.sync()
+def cluster(first_cluster: Any) -> Any:
+    """Three nodes of one core each, whatever the test before has done to them."""
+    while len(first_cluster.worker_nodes) < 2:
+        first_cluster.add_node(**_NODE)
+    first_cluster.wait_for_nodes()
+    return first_cluster

@@ -1,7 +1,9 @@
 """A Ray cluster that somebody else has started: connect to it, and how ranks fit into it."""
 
 import logging
+import os
 import signal
+import socket
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from blendrun.errors import InputError
 from blendrun.units import count_of
 
 _NAMESPACE = "blendrun"
+_CONNECTED_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +43,39 @@ def connect(address: str | None) -> Any:
         InputError: Ray is not installed, or no cluster is there.
     """
     check_ray()
+    address = address or os.environ.get("RAY_ADDRESS") or "auto"
+    _check_reachable(address)
     ray: Any = import_module("ray")
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address or "auto", namespace=_NAMESPACE, logging_level=logging.WARNING)
+        ray.init(address, namespace=_NAMESPACE, logging_level=logging.WARNING)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        where = f"at {address}" if address else "here"
-        raise InputError(
-            f"no Ray cluster {where}: {str(error).strip().splitlines()[0]}",
-            "start one with `ray start --head`, or say where it is: --ray-address HOST:PORT",
-        ) from error
+        raise _no_cluster(address, error) from error
     finally:
         if is_main:
             signal.signal(signal.SIGTERM, before)  # Ray takes it for itself
     return ray
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself would try for minutes. Raises InputError."""
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if not colon or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), _CONNECTED_S).close()
+    except (OSError, OverflowError) as error:
+        raise _no_cluster(address, error) from error
+
+
+def _no_cluster(address: str, error: Exception) -> InputError:
+    where = "here" if address == "auto" else f"at {address}"
+    why = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return InputError(
+        f"no Ray cluster {where}: {why}",
+        "start one with `ray start --head`, or say where it is: --ray-address HOST:PORT",
+    )
 
 
 def room_for(num_ranks: int, nodes: Sequence[Mapping[str, Any]]) -> Room:
