@@ -108,7 +108,7 @@ class RayHandle:
         ).remote(passed_on)
         self._asked_at, self._has_told = time.monotonic(), False
         self._stage, self.answer = _Stage.PLACED, self._actor.clock_s.remote()
-        self._ahead_s = 0.0
+        self._is_placed, self._ahead_s = False, 0.0
         self._num_sent = 0
         self._said: deque[FromRank] = deque()
         self._ending = ""
@@ -138,7 +138,7 @@ class RayHandle:
         return self.is_open
 
     def kill(self) -> None:
-        _end(self._ray, self._actor, asks=self._stage is not _Stage.PLACED)
+        _end(self._ray, self._actor, asks=self._is_placed)
         self._end("it was killed")
         self._groups.remove_placement_group(self._group)
 
@@ -160,6 +160,7 @@ class RayHandle:
 
     def _go_on(self, answer: Any) -> None:
         if self._stage is _Stage.PLACED:
+            self._is_placed = True
             self._ahead_s = self._measure_ahead_s()
             manifest = read_manifest(self._job.run_dir)
             started = manifest.attempts[-1].started if manifest else ""
