@@ -49,12 +49,7 @@ def connect(address: str | None) -> Any:
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(
-            address,
-            namespace=_NAMESPACE,
-            logging_level=logging.WARNING,
-            log_to_driver=False,  # it would go to stdout
-        )
+        ray.init(address, namespace=_NAMESPACE, logging_level=logging.WARNING)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise _no_cluster(address, error) from error
     finally:

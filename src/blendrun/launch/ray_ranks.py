@@ -7,10 +7,11 @@ add its GPUs to the bundle.
 """
 
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import replace
 from enum import Enum
 from hashlib import sha256
@@ -53,9 +54,13 @@ class RayLauncher:
         Raises:
             InputError: Ray is not installed, no cluster is there, or it is too small.
         """
-        self._ray, self._note = connect(address), note
-        self._is_first = True
+        self._note, self._is_first = note, True
+        self._at_end = ExitStack()
         try:
+            # Ray prints news of nodes there, whatever it is asked
+            self._at_end.enter_context(redirect_stdout(sys.stderr))
+            self._ray = connect(address)
+            self._at_end.callback(self._ray.shutdown)
             self._room = room_for(num_ranks, self._ray.nodes())
         except BaseException:
             self.close()
@@ -78,7 +83,7 @@ class RayLauncher:
             time.sleep(timeout_s)
 
     def close(self) -> None:
-        self._ray.shutdown()
+        self._at_end.close()
 
     def _end_leftovers(self, run: str) -> None:
         """Of a coordinator that was killed: before new ranks write to the same folder."""
