@@ -7,6 +7,8 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
+RAY_VENV := .venv-ray
+RAY_STAMP := $(RAY_VENV)/.setup-done
 PINS := $(VENV)/pins.txt
 PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS)
 DEMO := demo-run
@@ -19,11 +21,12 @@ SOAK_KILLS ?= 1000
 SOAK_RUNS ?= 200
 BENCH_ARGS ?=
 
-.PHONY: help setup demo test lint fuzz soak soak-ranks sanitize
+.PHONY: help setup demo test test-ray lint fuzz soak soak-ranks sanitize
 
 help:
 	@echo 'make demo    a small job on a real model: plan, execute, report'
 	@echo 'make test    all tests'
+	@echo 'make test-ray   runs on a Ray cluster of three nodes on this machine; installs Ray into $(RAY_VENV)'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make sanitize   tests of the C++ kernels, with checks of addresses and undefined behaviour'
 	@echo 'make fuzz    broken JSON lines for FUZZ_MINUTES (10)'
@@ -63,6 +66,18 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+# An environment on top of the other one: what is there is not installed again.
+$(RAY_STAMP): $(STAMP)
+	$(BIN)/python -m venv --clear $(RAY_VENV)
+	$(BIN)/python -c 'import sysconfig; \
+	  print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  > $$($(RAY_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth
+	$(RAY_VENV)/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c $(PINS) -e '.[ray]'
+	@touch $@
+
+test-ray: $(RAY_STAMP)
+	$(RAY_VENV)/bin/python -m pytest tests/ray_cluster
 
 lint: setup
 	$(BIN)/ruff check

@@ -15,9 +15,9 @@ import typer
 from blendrun.cli import flags
 from blendrun.cli.output import stdout_may_close
 from blendrun.cli.progress import RunProgress
+from blendrun.cli.ranks import RankFlags
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.errors import InputError
-from blendrun.schedule.plan_file import read_header
 from blendrun.units import count_of
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ def execute(
     model: flags.ModelPath = None,
     tp: flags.RunTp = None,
     dp: flags.RunDp = None,
+    launcher: flags.LauncherFlag = None,
+    ray_address: flags.RayAddress = None,
     dtype: flags.Dtype = None,
     kv_memory: flags.KvMemory = None,
     page_size: flags.PageSize = None,
@@ -49,8 +51,9 @@ def execute(
 ) -> None:
     """Run a plan; started again, it continues. Writes RUN_DIR/outputs.parquet."""
     given, begin_s = dict(locals()), time.monotonic()
-    settings = {k: v for k, v in given.items() if k not in ("plan", "run_dir", "dp")}
-    run_plan(plan, run_dir or default_run_dir(plan), settings, begin_s, dp)
+    ranks = RankFlags.of(given.pop("dp"), given.pop("launcher"), given.pop("ray_address"))
+    settings = {k: v for k, v in given.items() if k not in ("plan", "run_dir")}
+    run_plan(plan, run_dir or default_run_dir(plan), settings, begin_s, ranks)
 
 
 def default_run_dir(plan: Path) -> Path:
@@ -58,25 +61,18 @@ def default_run_dir(plan: Path) -> Path:
 
 
 def run_plan(
-    plan: Path, run_dir: Path, given: dict[str, Any], begin_s: float, dp: int | None = None
+    plan: Path, run_dir: Path, given: dict[str, Any], begin_s: float, ranks: RankFlags
 ) -> None:
     """Execute, say where the outputs are, and exit with 3 if there are error rows.
 
-    `begin_s`: when the command began, on the monotonic clock. `dp`: ranks; None: the plan's.
+    `begin_s`: when the command began, on the monotonic clock.
     """
     settings = flags.execute_settings(given)
-    ranks = read_header(plan)[0].dp if dp is None else dp
-    if ranks < 1:
-        raise InputError(
-            f"--dp must be at least 1, not {ranks}", "leave it out to have as many as the plan"
-        )
-    with engine_run(run_dir, settings) as events:
+    num_ranks = ranks.number(plan)
+    with engine_run(run_dir, settings) as events, ranks.group(num_ranks, events) as group:
         from blendrun.engine.execute import execute_plan
-        from blendrun.launch.local import LocalLauncher
-        from blendrun.launch.rank_group import RankGroup
         from blendrun.launch.tensor_group import load_model
 
-        group = RankGroup(LocalLauncher(ranks), ranks) if ranks > 1 else None
         result = execute_plan(plan, run_dir, settings, events, begin_s, load_model, group)
     with stdout_may_close():
         if result.was_complete:

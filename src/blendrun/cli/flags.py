@@ -66,6 +66,14 @@ Devices = Annotated[
     int | None,
     _plan("devices", "Devices that --tp auto and --dp auto may use (default: this machine's)."),
 ]
+LauncherFlag = Annotated[
+    str | None,
+    typer.Option("--launcher", help="local processes, or ray: on a Ray cluster (default: local)."),
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(help="HOST:PORT of the Ray cluster (default: $RAY_ADDRESS, or the one here)."),
+]
 Limit = Annotated[int | None, typer.Option(help="Only the first N rows.")]
 Window = Annotated[
     int | None, typer.Option(help="Plan N rows at a time, for inputs larger than memory.")

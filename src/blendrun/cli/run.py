@@ -12,6 +12,7 @@ from blendrun.cli.execute import run_plan
 from blendrun.cli.output import stdout_may_close
 from blendrun.cli.plan_table import print_plan
 from blendrun.cli.progress import StageProgress
+from blendrun.cli.ranks import RankFlags
 from blendrun.cli.report import report
 from blendrun.data.manifest import read_manifest
 from blendrun.data.results import ResultJournal
@@ -98,9 +99,12 @@ def run(
     tp: flags.Tp = None,
     dp: flags.Dp = None,
     devices: flags.Devices = None,
+    launcher: flags.LauncherFlag = None,
+    ray_address: flags.RayAddress = None,
 ) -> None:
     """Plan, execute and report in one go; started again with the same flags, it continues."""
     given, begin_s = dict(locals()), time.monotonic()
+    ranks = RankFlags.of(None, given.pop("launcher"), given.pop("ray_address"))
     execute_flags = {name: given.pop(name) for name in _EXECUTE}
     plan_flags = {k: v for k, v in given.items() if k not in ("prompts", "output", "config")}
     settings = flags.plan_settings(config, plan_flags | {"hardware": hardware or "this-cpu"})
@@ -120,7 +124,7 @@ def run(
     with stdout_may_close():
         print_plan(made, plan_path)
     try:
-        run_plan(plan_path, output, execute_flags, begin_s)
+        run_plan(plan_path, output, execute_flags, begin_s, ranks)
     finally:
         manifest = read_manifest(output)
         if manifest is not None and manifest.is_complete:

@@ -26,10 +26,13 @@ class LocalLauncher:
     """Starts up to `num_ranks` processes at once."""
 
     def __init__(self, num_ranks: int) -> None:
-        self._shares = core_shares(sorted(os.sched_getaffinity(0)), num_ranks)
+        cores = sorted(os.sched_getaffinity(0))
+        self._shares = core_shares(cores, num_ranks)
+        self._is_shared = len(cores) < num_ranks
 
     def start(self, job: RankJob) -> "LocalHandle":
-        return LocalHandle(job, self._shares[job.rank])
+        share = self._shares[job.rank]
+        return LocalHandle(job, share, 1 if self._is_shared else len(share))
 
     def wait(self, handles: "Sequence[Handle]", timeout_s: float) -> None:
         local = cast("Sequence[LocalHandle]", handles)
@@ -37,12 +40,13 @@ class LocalLauncher:
 
 
 class LocalHandle:
-    def __init__(self, job: RankJob, cores: Sequence[int]) -> None:
+    def __init__(self, job: RankJob, cores: Sequence[int], threads: int) -> None:
+        """A process that stays on these cores, and computes with so many threads."""
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         lifeline, self._lifeline = context.Pipe(duplex=False)
         self.process: SpawnProcess = context.Process(
-            target=_main, args=(job, theirs, lifeline, tuple(cores))
+            target=_main, args=(job, theirs, lifeline, tuple(cores), threads)
         )
         self._is_open = True
         self.process.start()
@@ -109,12 +113,13 @@ class _PipeChannel:
         return self._pipe.poll()
 
 
-def _main(job: RankJob, pipe: Connection, lifeline: Connection, cores: Sequence[int]) -> None:
+def _main(
+    job: RankJob, pipe: Connection, lifeline: Connection, cores: Sequence[int], threads: int
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says what an interrupt means
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with(lifeline)
     os.sched_setaffinity(0, cores)
-    threads = max(len(cores) // (job.num_ranks if len(cores) < job.num_ranks else 1), 1)
     os.environ["OMP_NUM_THREADS"] = str(min(threads, _asked_threads(threads)))
     run_rank(job, _PipeChannel(pipe))
 

@@ -88,6 +88,7 @@ class RankGroup:
         job = RankJob(
             rank,
             self._num_ranks,
+            self._num_ranks,
             work.plan_path.resolve(),
             work.journal.run_dir.resolve(),
             work.settings,

@@ -59,7 +59,7 @@ class TorchEngine:
         settings = self._job.settings
         if settings.kv_memory is not None:
             return settings.kv_memory
-        return free_bytes(self._job.num_ranks * (settings.tp or 1))
+        return free_bytes(self._job.num_near * (settings.tp or 1))
 
 
 def open_engine(job: RankJob) -> TorchEngine:

@@ -39,6 +39,7 @@ class RankJob:
 
     rank: int
     num_ranks: int
+    num_near: int  # ranks that share this one's machine at most, with itself
     plan_path: Path
     run_dir: Path
     settings: ExecuteSettings
