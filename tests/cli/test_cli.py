@@ -331,6 +331,8 @@ def test_a_plan_for_two_ranks_runs_on_two(blendrun: Blendrun, checkpoint: Path, 
         (["--page-size", "0"], "page_size must be at least 1"),
         (["--kv-memory", "1KiB"], "less than one KV page"),
         (["--model", "./elsewhere"], "./elsewhere"),
+        (["--launcher", "ssh"], "--launcher must be one of local, ray"),
+        (["--ray-address", "10.0.0.1:6379"], "--ray-address is of no use here"),
     ],
 )
 def test_an_unusable_execute_flag_is_refused(words: list[str], part: str, planned: Blendrun):
