@@ -104,7 +104,7 @@ class RankShare:
     """What one of several data-parallel ranks begins with, and who gives it more."""
 
     rank: int
-    num_ranks: int
+    num_near: int  # ranks that share this one's machine, with itself
     requests: Int32  # of those that run, in planned order
     feed: Feed
 
@@ -169,7 +169,7 @@ def assemble(
     hardware = replace(hardware, shared_reads=hardware.shared_reads and settings.shares_reads)
     shape = ModelShape.from_hf_config(files.config, plan.model.name)
     if share is not None:
-        hardware = hardware.shared_by(share.num_ranks)
+        hardware = hardware.shared_by(share.num_near)
     cost = CostModel.of_group(shape, hardware, group.shard.size)
     generated = np.zeros(len(requests), np.int32)
     generated[[answer.request for answer in begun]] = [len(answer.token_ids) for answer in begun]

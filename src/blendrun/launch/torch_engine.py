@@ -49,7 +49,7 @@ class TorchEngine:
             opened.begin_s,
             self._deadline,
             lambda _: None,
-            RankShare(job.rank, job.num_ranks, requests, feed),
+            RankShare(job.rank, job.num_near, requests, feed),
         )
         environment: dict[str, Any] = {**made.environment, "dp": job.num_ranks}
         return made.loop, Running(environment, made.num_continued)
