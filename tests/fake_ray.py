@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from importlib.machinery import ModuleSpec
+from threading import Lock
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -30,6 +31,7 @@ class FakeActor:
     def __init__(self, made: Any, has_room: bool) -> None:
         self.object, self._has_room, self.is_gone = made, has_room, False
         self._threads: dict[str, ThreadPoolExecutor] = {}
+        self._ending = Lock()
         self._open: list[Future[Any]] = []
 
     def __getattr__(self, name: str) -> _Method:
@@ -52,13 +54,16 @@ class FakeActor:
 
     def lose(self) -> None:
         """As when its node is lost: the rank ends, and no answer comes."""
-        self.is_gone = True
-        for answer in self._open:
-            if not answer.done():
-                answer.set_exception(RayError("The actor died.\nmore"))
-        self.object.end()
-        for threads in self._threads.values():
-            threads.shutdown(wait=False)
+        with self._ending:  # it may be lost and killed at once
+            if self.is_gone:
+                return
+            self.is_gone = True
+            for answer in self._open:
+                if not answer.done():
+                    answer.set_exception(RayError("The actor died.\nmore"))
+            self.object.end()
+            for threads in self._threads.values():
+                threads.shutdown(wait=False)
 
 
 class FakeRay(ModuleType):
