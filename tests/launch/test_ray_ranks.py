@@ -156,6 +156,8 @@ def test_moments_are_told_on_the_clock_of_the_other_machine(
         while not isinstance(handle.receive(), Loaded):
             launcher.wait([handle], 1.0)
         handle.send(OpenWindow(0, nothing, nothing, nothing, 7.0))
+        while len(heard) < 2:
+            time.sleep(0.01)
         handle.kill()
     assert not ray.is_connected
     assert heard[0][0].num_near == 1
