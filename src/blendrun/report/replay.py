@@ -65,8 +65,7 @@ class Replay:
         """Where its time goes with known lengths."""
         outcome = simulate_job(self.job, self.cost, self.options)
         records = steps_table(outcome)
-        as_attempts = "rank" not in records.column_names
-        steps = price_steps(records, self.cost, outcome.overlaps, as_attempts)
+        steps = price_steps(records, self.cost, outcome.overlaps)
         attempts = [Attempt("", 0.0, outcome.seconds, outcome.seconds)]
         return explain(steps, work, self.cost, attempts, self.options.dp)
 
