@@ -129,7 +129,7 @@ inline void merge_row(const AttentionCall& call, const WorkList& work, const Mer
   parts.clear();
   for_parts([&](int64_t row) {
     const RowState state = partials.states[row];
-    const float weight = exp2_nonpositive<float>(broadcast(state.max - highest))[0];
+    const float weight = exp2_bounded<float>(broadcast(state.max - highest))[0];
     sum += weight * state.sum;
     parts.push_back({partials.out + row * call.head_dim, weight});
   });

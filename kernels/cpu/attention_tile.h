@@ -7,17 +7,15 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "kv_cache.h"
+#include "micro.h"
 #include "simd.h"
 
 namespace blendrun {
 
 constexpr int kTile = 256;                                   // tokens per softmax step
 constexpr int kTileBlocks = kTile / kBlock;
-constexpr int kMicroRows = kVectorRegisters == 32 ? 6 : 3;   // rows times 4 vectors fill registers
-constexpr int kMicroVecs = 4;
 constexpr int kVecsPerBlock = kBlock / kLanes;
 constexpr int kMicroBlocks = kVecsPerBlock >= kMicroVecs ? 1 : kMicroVecs / kVecsPerBlock;
 
@@ -28,30 +26,6 @@ struct TileBlocks {
   const uint32_t* const* ahead;
   int num_blocks;
 };
-
-constexpr int kLineWords = 16;  // of a cache line
-
-// Into the L2 cache: it can wait for more lines at a time than L1 (twice the bandwidth on Zen 4).
-inline void prefetch(const uint32_t* line) { __builtin_prefetch(line, 0, 2); }
-
-// Calls f(std::integral_constant<int, n>) for a run-time 1 <= n <= Max.
-template <int Max, class F>
-inline void with_constant(int n, F&& f) {
-  if constexpr (Max > 1) {
-    if (n < Max) return with_constant<Max - 1>(n, f);
-  }
-  f(std::integral_constant<int, Max>{});
-}
-
-// Calls f(first_row, row_count) over groups of at most kMicroRows rows, as even as can be.
-template <class F>
-inline void for_row_groups(int num_rows, F&& f) {
-  const int num_groups = (num_rows + kMicroRows - 1) / kMicroRows;
-  for (int g = 0; g < num_groups; ++g) {
-    const int first = num_rows * g / num_groups;
-    f(first, num_rows * (g + 1) / num_groups - first);
-  }
-}
 
 // ---- scores --------------------------------------------------------------------------------
 
@@ -136,7 +110,7 @@ inline void softmax_row(float* scores, int valid, int width, float scale, RowSta
   const float tile_max = reduce_max(highest) * scale;
   if (tile_max > state.max) {
     if (state.sum > 0.0f) {
-      const float shrink = exp2_nonpositive<float>(broadcast(state.max - tile_max))[0];
+      const float shrink = exp2_bounded<float>(broadcast(state.max - tile_max))[0];
       state.sum *= shrink;
       for (int64_t d = 0; d < out_len; ++d) out[d] *= shrink;
     }
@@ -144,7 +118,7 @@ inline void softmax_row(float* scores, int valid, int width, float scale, RowSta
   }
   VecF total{};
   for (int i = 0; i < width; i += kLanes) {
-    const VecF p = exp2_nonpositive<E>(load<VecF>(scores + i) * scale - state.max);
+    const VecF p = exp2_bounded<E>(load<VecF>(scores + i) * scale - state.max);
     total += p;
     store_narrow(probs + i, p);
   }

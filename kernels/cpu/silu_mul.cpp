@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "rows.h"
+#include "silu.h"
 
 namespace blendrun {
 
@@ -15,15 +16,6 @@ struct SiluMulCall {
   int64_t width;        // I
   int64_t num_threads;
 };
-
-// x / (1 + e^-x), by e^-|x| so that nothing overflows.
-template <class E>
-inline VecF silu(VecF x) {
-  constexpr float kLog2E = 1.44269504088896f;
-  const VecF decay = exp2_nonpositive<E>((x < 0.0f ? x : -x) * kLog2E);
-  const VecF one = broadcast(1.0f);
-  return x * (x < 0.0f ? decay : one) / (one + decay);
-}
 
 template <class E>
 void silu_mul(const SiluMulCall& call) {

@@ -168,23 +168,32 @@ inline VecF exp2_fraction(VecF f) {
   }
 }
 
-// 2^x for x <= 0; 0 far below x = -126, and so for minus infinity.
+// 2^x; 0 far below x = -126, and so for minus infinity; infinity far above 126.
 template <class E>
-inline VecF exp2_nonpositive(VecF x) {
+inline VecF exp2_bounded(VecF x) {
 #if defined(__AVX512DQ__)
   constexpr int kToNearest = 8;  // without a precision exception
   const VecF fraction = (VecF)_mm512_reduce_ps((__m512)x, kToNearest);
   return (VecF)_mm512_scalef_ps((__m512)exp2_fraction<E>(fraction), (__m512)(x - fraction));
 #else
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves round(x) in the low bits
-  const VecF lowest = broadcast(-126.0f);
-  const VecF bounded = maximum(x, lowest);
+  const VecF lowest = broadcast(-126.0f), highest = broadcast(126.0f);
+  const VecF above = maximum(x, lowest), bounded = above < highest ? above : highest;
   const VecF shifted = bounded + kRound;
   const VecF fraction = bounded - (shifted - kRound);
   const VecI exponent = (VecI)shifted << 23;
   const VecF power = (VecF)((VecI)exp2_fraction<E>(fraction) + exponent);
-  return x < lowest ? VecF{} : power;
+  return x < lowest ? VecF{} : x > highest ? broadcast(kInfinity) : power;
 #endif
+}
+
+// 1 / x; 14 bits of it where results are rounded to 8 anyway.
+template <class E>
+inline VecF reciprocal(VecF x) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(E) == 2) return (VecF)_mm512_rcp14_ps((__m512)x);
+#endif
+  return 1.0f / x;
 }
 
 }  // namespace blendrun

@@ -17,7 +17,7 @@ from blendrun.engine.attend import Attend
 from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.executors import Executor, SequentialExecutor
 from blendrun.engine.operators import Operator, StepOperators
-from blendrun.engine.products import linear
+from blendrun.engine.products import linear, linear_silu_mul
 from blendrun.engine.rope import cos_sin, inverse_frequencies
 from blendrun.engine.row_blocks import in_blocks
 from blendrun.engine.step_part import StepPart
@@ -25,7 +25,6 @@ from blendrun.engine.tensor_group import ALONE, TensorGroup
 from blendrun.engine.weights import DecoderWeights, LayerWeights
 from blendrun.kernels.cpu.rms_norm import add_rms_norm
 from blendrun.kernels.cpu.rotation import Rotation
-from blendrun.kernels.cpu.silu_mul import silu_mul
 
 
 class Decoder:
@@ -160,7 +159,11 @@ class Decoder:
 
     def _mlp(self, layer: LayerWeights, part: StepPart) -> None:
         x = self._norm(part, layer.post_norm)
-        inner = silu_mul(self._linear(x, layer.gate_up, layer.gate_up_bias))
+        (inner,) = in_blocks(
+            lambda block: (linear_silu_mul(block, layer.gate_up, layer.gate_up_bias),),
+            self.row_block,
+            x,
+        )
         part.x = self._linear(inner, layer.down, layer.down_bias)
 
     def _final_norm(self, part: StepPart) -> None:

@@ -16,7 +16,7 @@ from blendrun.engine import measured_attention
 from blendrun.engine.decoder import Decoder
 from blendrun.engine.measured_attention import AttentionRates, attention_call, measure_attention
 from blendrun.engine.measured_overlap import Together, measure_together
-from blendrun.engine.products import linear
+from blendrun.engine.products import linear, shape_of
 from blendrun.engine.stopwatch import seconds_of
 from blendrun.kernels.cpu.attention import CpuAttention
 
@@ -59,12 +59,12 @@ def products(weights: list[Tensor], tokens: int) -> Callable[[], None]:
     """The matrix products with `weights` [out, in] for a step over `tokens` tokens."""
     inputs = {
         width: torch.randn(tokens, width).to(weights[0].dtype)
-        for width in sorted({weight.shape[1] for weight in weights})
+        for width in sorted({shape_of(weight)[1] for weight in weights})
     }
 
     def run() -> None:
         for weight in weights:
-            linear(inputs[weight.shape[1]], weight)
+            linear(inputs[shape_of(weight)[1]], weight)
 
     return run
 
