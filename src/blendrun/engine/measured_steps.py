@@ -29,6 +29,7 @@ from blendrun.tree.annotate import Float64
 _OUTPUT_TOKENS, _WALL_S = (4, 92), 15  # of a request; about, of the job
 _PROMPT_TOKENS, _MOST_REQUESTS = (32, 288), 96
 _FIRST_STEPS = 2  # pages are touched and shapes planned for the first time
+_FAR_OFF = 6.0  # medians of what steps are off the fit
 _LEAST_T = 2.0  # standard errors that a cost must be above 0 to count as told apart
 CAUSES = ("step_overhead_s", "token_overhead_s", "output_overhead_s")
 
@@ -83,7 +84,7 @@ def _of_run(run_dir: Path, cost: CostModel) -> Overheads:
 
 
 def fit_overheads(steps: pa.Table, read_s: Float64, cost: CostModel) -> Overheads:
-    """Least squares over steps, none of the three costs below zero.
+    """Least squares over steps, none of the three costs below zero, twice: without what is far off.
 
     Args:
         steps: `STEP_SCHEMA`.
@@ -96,11 +97,14 @@ def fit_overheads(steps: pa.Table, read_s: Float64, cost: CostModel) -> Overhead
     rest_s = column["step_s"] - read_s[first:]
     rest_s = rest_s - cost.step_products_s(tokens) - cost.step_heads_s(outputs)
     # attention within prompts: about that of one of the usual length at a time
-    usual = np.mean(_PROMPT_TOKENS)
-    products_s = 2 * cost.shape.body_params * usual / cost.hardware.effective_flops
-    rest_s -= prefill / usual * (float(cost.prefill_s(0, usual)) - products_s)
+    typical = np.mean(_PROMPT_TOKENS)
+    products_s = 2 * cost.shape.body_params * typical / cost.hardware.effective_flops
+    rest_s -= prefill / typical * (float(cost.prefill_s(0, typical)) - products_s)
     causes = np.stack([np.ones(len(tokens)), tokens, outputs], axis=1).astype(np.float64)
-    found, error = least_squares(causes, rest_s)
+    found, _ = least_squares(causes, rest_s)
+    off = np.abs(rest_s - causes @ found)
+    usual = off <= _FAR_OFF * np.median(off)  # the others were disturbed
+    found, error = least_squares(causes[usual], rest_s[usual])
     unclear = tuple(
         name for name, value, of in zip(CAUSES, found, error, strict=True) if value < _LEAST_T * of
     )

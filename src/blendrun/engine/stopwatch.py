@@ -7,11 +7,11 @@ from collections.abc import Callable
 LEAST_CALLS, MEASURE_S = 3, 1.0  # for each figure
 
 
-def seconds_of(work: Callable[[], object]) -> float:
-    """Median time of a call, after one that warms up."""
+def seconds_of(work: Callable[[], object], measure_s: float = MEASURE_S) -> float:
+    """Median time of a call, of as many as take `measure_s`, after one that warms up."""
     work()
     seconds: list[float] = []
-    while len(seconds) < LEAST_CALLS or sum(seconds) < MEASURE_S:
+    while len(seconds) < LEAST_CALLS or sum(seconds) < measure_s:
         begin = time.perf_counter()
         work()
         seconds.append(time.perf_counter() - begin)
