@@ -52,6 +52,9 @@ class Arena:
               f"{self.job.num_output_tokens:,} output tokens", file=sys.stderr)  # fmt: skip
         self._plan_flags = ["--ignore-eos", *limit]
         self._prompts = prompts
+        # the first use of a version compiles its batcher and kernels
+        few = self._cli.plan([prompts], str(model), work / "few.json", "--limit", "2")
+        self._cli.execute(few, work / "few.run")
 
     def blendrun(self, policy: str) -> Blendrun:
         """blendrun with one policy, planned."""

@@ -1,8 +1,12 @@
-"""A peer's script as a subprocess that stays loaded between its runs."""
+"""A peer's script as a subprocess that stays loaded between its runs, and is stopped there.
+
+Libraries keep threads waiting in loops, which would take time from whoever runs meanwhile.
+"""
 
 import contextlib
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 from typing import IO, Any
@@ -43,13 +47,16 @@ class PeerProcess:
             self.close()
             raise PeerError(said["missing"])
         self.version, self.load_s = said["version"], said["load_s"]
+        self._process.send_signal(signal.SIGSTOP)
 
     def run(self) -> Run:
+        self._process.send_signal(signal.SIGCONT)
         requests: IO[str] | None = self._process.stdin
         assert requests is not None
         with contextlib.suppress(BrokenPipeError):  # what it said last is in the error below
             print(file=requests, flush=True)
         said = self._listen()
+        self._process.send_signal(signal.SIGSTOP)
         if said["output_tokens"] != self._job.num_output_tokens:
             raise PeerError(
                 f"made {said['output_tokens']} output tokens, not {self._job.num_output_tokens}"
@@ -58,6 +65,7 @@ class PeerProcess:
         return Run(said["generate_s"], answers, said["computed_prompt_tokens"])
 
     def close(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
