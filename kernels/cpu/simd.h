@@ -93,20 +93,28 @@ inline VecU broadcast(uint32_t x) { return x - VecU{}; }
 inline VecF maximum(VecF a, VecF b) { return a > b ? a : b; }
 
 inline float reduce_max(VecF v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)v);
+#else
   float lanes[kLanes];
   store(lanes, v);
   for (int width = kLanes / 2; width > 0; width /= 2)
     for (int i = 0; i < width; ++i)
       lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
   return lanes[0];
+#endif
 }
 
 inline float reduce_sum(VecF v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)v);
+#else
   float lanes[kLanes];
   store(lanes, v);
   for (int width = kLanes / 2; width > 0; width /= 2)
     for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
   return lanes[0];
+#endif
 }
 
 // ---- dot products of words -----------------------------------------------------------------
