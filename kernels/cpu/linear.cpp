@@ -23,13 +23,14 @@ struct LinearCall {
   const void* x;         // [T, K] bfloat16, last dim contiguous
   const void* panels;    // [P][K / 2][W] words
   const void* bias;      // [P W] bfloat16, in the order of the panels' columns, or null
-  void* out;             // [T, N] bfloat16, contiguous
+  void* out;             // [T, N] bfloat16, contiguous; with is_added the result is added to it
   int64_t num_rows;      // T
   int64_t x_row_stride;  // elements, even
   int64_t num_words;     // K / 2
   int64_t num_panels;    // P
   int64_t out_width;     // N; with is_gated half as many as there are columns
   int64_t is_gated;      // panels are W / 2 gates and the W / 2 columns that they are for
+  int64_t is_added;
   int64_t num_threads;
 };
 
@@ -71,7 +72,10 @@ inline void finish_row(const LinearCall& call, int64_t row, int64_t panel, const
     for (int j = 0; j < num_vecs; ++j) value[j] = silu<Bf16>(value[j]) * value[j + num_vecs];
   }
   Bf16* out = static_cast<Bf16*>(call.out) + row * call.out_width + panel * num_vecs * kLanes;
-  for (int j = 0; j < num_vecs; ++j) store_narrow(out + j * kLanes, value[j]);
+  for (int j = 0; j < num_vecs; ++j) {
+    if (call.is_added) value[j] += widen(out + j * kLanes);
+    store_narrow(out + j * kLanes, value[j]);
+  }
 }
 
 // Rows [first_row, last_row) of x times one panel; `partial` holds sums of one piece for the next.

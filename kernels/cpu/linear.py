@@ -22,7 +22,8 @@ class LinearCall(ctypes.Structure):
             (name, ctypes.c_int64)
             for name in ("num_rows", "x_row_stride", "num_words", "num_panels")
         ),
-        *((name, ctypes.c_int64) for name in ("out_width", "is_gated", "num_threads")),
+        *((name, ctypes.c_int64) for name in ("out_width", "is_gated", "is_added")),
+        ("num_threads", ctypes.c_int64),
     )
 
 
@@ -91,7 +92,22 @@ def linear(x: Tensor, panels: Tensor, bias: Tensor | None = None) -> Tensor:
         ValueError: x is not bfloat16 [T, in] with contiguous rows.
     """
     num_panels, _, width, _ = panels.shape
-    return _run(x, panels, bias, num_panels * width, is_gated=False)
+    out = torch.empty(len(x), num_panels * width, dtype=x.dtype)
+    return _run(x, panels, bias, out)
+
+
+def linear_add(x: Tensor, panels: Tensor, bias: Tensor | None, total: Tensor) -> None:
+    """Adds `linear`'s result to `total`, contiguous bfloat16 [T, out], rounded once.
+
+    Raises:
+        ValueError: as `linear`, or `total` does not fit.
+    """
+    num_panels, _, width, _ = panels.shape
+    if total.shape != (len(x), num_panels * width) or total.dtype != x.dtype:
+        raise ValueError(f"total must be {x.dtype} [T, out], not {total.dtype} {list(total.shape)}")
+    if not total.is_contiguous():
+        raise ValueError("total must be contiguous")
+    _run(x, panels, bias, total, is_added=True)
 
 
 def linear_silu_mul(x: Tensor, panels: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -106,11 +122,18 @@ def linear_silu_mul(x: Tensor, panels: Tensor, bias: Tensor | None = None) -> Te
     num_panels, _, width, _ = panels.shape
     if bias is not None:
         bias = bias.view(2, num_panels, width // 2).transpose(0, 1).contiguous()
-    return _run(x, panels, bias, num_panels * width // 2, is_gated=True)
+    out = torch.empty(len(x), num_panels * width // 2, dtype=x.dtype)
+    return _run(x, panels, bias, out, is_gated=True)
 
 
 def _run(
-    x: Tensor, panels: Tensor, bias: Tensor | None, out_width: int, *, is_gated: bool
+    x: Tensor,
+    panels: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    *,
+    is_gated: bool = False,
+    is_added: bool = False,
 ) -> Tensor:
     num_panels, num_words, _, _ = panels.shape
     if x.dtype != torch.bfloat16 or x.dim() != 2 or x.shape[1] != 2 * num_words:
@@ -120,9 +143,8 @@ def _run(
     loaded = library("linear").library
     if loaded is None:
         raise ValueError("there is no compiled kernel")
-    out = torch.empty(len(x), out_width, dtype=x.dtype)
     pointers = (x.data_ptr(), panels.data_ptr(), None if bias is None else bias.data_ptr())
-    sizes = (len(x), x.stride(0), num_words, num_panels, out_width, int(is_gated))
-    call = LinearCall(*pointers, out.data_ptr(), *sizes, torch.get_num_threads())
-    loaded.blendrun_linear_bf16(ctypes.byref(call))
+    sizes = (len(x), x.stride(0), num_words, num_panels, out.shape[1])
+    flags = (int(is_gated), int(is_added), torch.get_num_threads())
+    loaded.blendrun_linear_bf16(ctypes.byref(LinearCall(*pointers, out.data_ptr(), *sizes, *flags)))
     return out

@@ -51,6 +51,22 @@ def test_gated_products_are_those_of_float64(num_in: int, num_rows: int):
         assert relative_error(actual, torch.nn.functional.silu(gate) * up) < 1e-2
 
 
+@pytest.mark.parametrize("num_rows", [1, 7, 130])
+def test_a_product_is_added_to_what_is_there(num_rows: int):
+    x, weight, bias = random(num_rows, 1538), random(2 * WIDTH, 1538), random(2 * WIDTH)
+    total = random(num_rows, 2 * WIDTH)
+    expected = total.double() + x.double() @ weight.double().T + bias.double()
+    kernel.linear_add(x, kernel.pack(weight), bias, total)
+    assert relative_error(total, expected) < 1e-2
+
+
+def test_a_total_that_does_not_fit_is_refused():
+    x, panels = random(3, 8), kernel.pack(random(WIDTH, 8))
+    for total in (random(2, WIDTH), random(3, 2 * WIDTH)[:, ::2], torch.zeros(3, WIDTH)):
+        with pytest.raises(ValueError, match="total must"):
+            kernel.linear_add(x, panels, None, total)
+
+
 def test_the_gate_may_be_far_from_zero():
     gate = torch.tensor([-1e38, -1e4, -100.0, -88.0, -1e-30, 0.0, 1e-30, 88.0, 100.0, 1e4, 1e38])
     x = gate.bfloat16()[:, None].repeat(1, 2)
@@ -69,6 +85,11 @@ def test_the_reference_computes_the_same():
     torch.testing.assert_close(
         kernel.linear(x, panels, bias), reference.linear(x, panels, bias), rtol=2e-2, atol=2e-2
     )
+    totals = [random(9, 2 * WIDTH)] * 2
+    totals[1] = totals[0].clone()
+    kernel.linear_add(x, panels, bias, totals[0])
+    reference.linear_add(x, panels, bias, totals[1])
+    torch.testing.assert_close(*totals, rtol=2e-2, atol=3e-2)
     torch.testing.assert_close(
         kernel.linear_silu_mul(x, gated, bias),
         reference.linear_silu_mul(x, gated, bias),

@@ -17,12 +17,13 @@ from blendrun.engine.attend import Attend
 from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.executors import Executor, SequentialExecutor
 from blendrun.engine.operators import Operator, StepOperators
-from blendrun.engine.products import linear, linear_silu_mul
+from blendrun.engine.products import is_panels, linear, linear_silu_mul
 from blendrun.engine.rope import cos_sin, inverse_frequencies
 from blendrun.engine.row_blocks import in_blocks
 from blendrun.engine.step_part import StepPart
 from blendrun.engine.tensor_group import ALONE, TensorGroup
 from blendrun.engine.weights import DecoderWeights, LayerWeights
+from blendrun.kernels.cpu.linear import linear_add
 from blendrun.kernels.cpu.rms_norm import add_rms_norm
 from blendrun.kernels.cpu.rotation import Rotation
 
@@ -121,26 +122,34 @@ class Decoder:
         part.cos, part.sin = in_blocks(self._cos_sin, self.row_block, part.positions)
         table = self.weights.embedding
         if self.group.shard.size == 1:
-            part.x = F.embedding(part.token_ids, table)
+            part.branch = F.embedding(part.token_ids, table)
             return
         row = part.token_ids - self._first_token
         is_elsewhere = (row < 0) | (row >= len(table))
         mine = F.embedding(row.masked_fill(is_elsewhere, 0), table)
-        part.x = mine.masked_fill_(is_elsewhere[:, None], 0.0)
+        part.branch = mine.masked_fill_(is_elsewhere[:, None], 0.0)
 
     def _sum(self, part: StepPart) -> None:
-        part.x = self.group.sum(part.x)
+        assert part.branch is not None
+        part.branch = self.group.sum(part.branch)
+
+    def _add(self, part: StepPart, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        """Adds a product to the residual stream; at the next norm, if ranks add up theirs first."""
+        if is_panels(weight) and self.group.shard.size == 1:
+            linear_add(x, weight, bias, part.hidden)
+            part.branch = None
+        else:
+            part.branch = self._linear(x, weight, bias)
 
     def _norm(self, part: StepPart, weight: Tensor) -> Tensor:
-        """Adds `x` to the residual stream, and gives the norm of that."""
-        return add_rms_norm(part.hidden, part.x, weight, self.config.rms_eps)
+        """Of the residual stream, when all is added."""
+        return add_rms_norm(part.hidden, part.branch, weight, self.config.rms_eps)
 
     def _qkv(self, layer: LayerWeights, part: StepPart, is_first: bool) -> None:
         if is_first:
-            part.hidden = part.x
-            x = add_rms_norm(part.hidden, None, layer.input_norm, self.config.rms_eps)
-        else:
-            x = self._norm(part, layer.input_norm)
+            assert part.branch is not None
+            part.hidden, part.branch = part.branch, None
+        x = self._norm(part, layer.input_norm)
         part.x = self._linear(x, layer.qkv, layer.qkv_bias)
 
     def _attention(self, index: int, layer: LayerWeights, part: StepPart) -> None:
@@ -155,7 +164,7 @@ class Decoder:
         if is_last and part.rows is not None:
             # Nothing reads the other rows after the last attention.
             part.hidden, part.x = part.hidden[part.rows], part.x[part.rows]
-        part.x = self._linear(part.x, layer.out, layer.out_bias)
+        self._add(part, part.x, layer.out, layer.out_bias)
 
     def _mlp(self, layer: LayerWeights, part: StepPart) -> None:
         x = self._norm(part, layer.post_norm)
@@ -164,7 +173,7 @@ class Decoder:
             self.row_block,
             x,
         )
-        part.x = self._linear(inner, layer.down, layer.down_bias)
+        self._add(part, inner, layer.down, layer.down_bias)
 
     def _final_norm(self, part: StepPart) -> None:
         part.x = self._norm(part, self.weights.final_norm)

@@ -23,4 +23,5 @@ class StepPart:
     cos: Tensor = field(init=False)
     sin: Tensor = field(init=False)
     hidden: Tensor = field(init=False)  # [T, H] the residual stream
+    branch: Tensor | None = field(init=False)  # [T, H] what it still lacks; the next norm adds it
     x: Tensor = field(init=False)  # what the next operator reads; at the end [R, H], normalised
