@@ -11,6 +11,7 @@ from blendrun.engine.weights import load_weights
 from blendrun.kernels.cpu.rotary_reference import rotated
 from tiny_models import LLAMA3_ROPE, YARN_ROPE, make_checkpoint
 
+QWEN3_MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 MODELS = {
     "llama": ("LlamaForCausalLM", {}),
     "llama tied, one kv head": (
@@ -33,6 +34,20 @@ MODELS = {
     "qwen3 tied, biases": (
         "Qwen3ForCausalLM",
         {"head_dim": 16, "tie_word_embeddings": True, "attention_bias": True},
+    ),
+    "mixtral": ("MixtralForCausalLM", {"num_local_experts": 6, "num_experts_per_tok": 2}),
+    "mixtral, wide heads, tied": (
+        "MixtralForCausalLM",
+        {"num_local_experts": 3, "head_dim": 32, "tie_word_embeddings": True},
+    ),
+    "qwen3-moe": ("Qwen3MoeForCausalLM", QWEN3_MOE),
+    "qwen3-moe, shares of one, biases": (
+        "Qwen3MoeForCausalLM",
+        {**QWEN3_MOE, "norm_topk_prob": True, "attention_bias": True},
+    ),
+    "qwen3-moe, every second layer": (
+        "Qwen3MoeForCausalLM",
+        {**QWEN3_MOE, "num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [1]},
     ),
 }
 

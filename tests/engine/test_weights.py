@@ -33,8 +33,8 @@ def test_projections_are_fused_in_the_order_q_k_v_and_gate_up(folder):
         parts = [raw[f"model.layers.1.self_attn.{letter}_proj.{kind}"] for letter in "qkv"]
         assert torch.equal(fused, torch.cat(parts))
     parts = [raw[f"model.layers.1.mlp.{name}_proj.weight"] for name in ("gate", "up")]
-    assert torch.equal(layer.gate_up, torch.cat(parts))
-    assert layer.gate_up_bias is None
+    assert torch.equal(layer.mlp.gate_up, torch.cat(parts))
+    assert layer.mlp.gate_up_bias is None
     assert layer.q_norm is None
 
 
@@ -46,7 +46,7 @@ def test_a_tied_head_is_the_embedding_itself(tmp_path):
 def test_weights_are_cast(folder):
     weights = load(folder, torch.bfloat16)
     raw = load_file(folder / "model.safetensors")
-    assert weights.layers[0].down.dtype == torch.bfloat16
+    assert weights.layers[0].mlp.down.dtype == torch.bfloat16
     assert torch.equal(weights.head, raw["lm_head.weight"].bfloat16())
 
 

@@ -4,16 +4,21 @@ Plain `torch.nn.functional.linear` has oneDNN reorder a weight in every call, wh
 tokens pays as dearly as the product itself.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from blendrun.engine.weights import DecoderWeights, LayerWeights
+from blendrun.engine.decoder_weights import (
+    DecoderWeights,
+    ExpertWeights,
+    LayerWeights,
+    MlpWeights,
+)
 
 _USUAL_TOKENS = 512  # whose order is good for steps of any size
-_MATRICES = ("qkv", "out", "gate_up", "down")
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -22,6 +27,20 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         packed: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return packed
     return F.linear(x, weight, bias)
+
+
+def grouped_linear(
+    x: Tensor,
+    num_rows: list[int],
+    weights: Tensor | tuple[Tensor, ...],
+    product: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    """[T, out] of x [T, in], whose next num_rows[e] rows take weights[e]. T is not 0.
+
+    `product` is `linear`, or does as that does.
+    """
+    rows_of = torch.split(x, num_rows)
+    return torch.cat([product(rows, weights[i]) for i, rows in enumerate(rows_of) if len(rows)])
 
 
 def pack_weights(weights: DecoderWeights) -> DecoderWeights:
@@ -49,7 +68,22 @@ def _can_pack(tensor: Tensor) -> bool:
 
 
 def _pack_layer(layer: LayerWeights) -> LayerWeights:
-    return replace(layer, **{name: _take_over(getattr(layer, name)) for name in _MATRICES})
+    return replace(
+        layer, qkv=_take_over(layer.qkv), out=_take_over(layer.out), mlp=_pack_mlp(layer.mlp)
+    )
+
+
+def _pack_mlp(mlp: MlpWeights | ExpertWeights) -> MlpWeights | ExpertWeights:
+    if isinstance(mlp, MlpWeights):
+        return replace(mlp, gate_up=_take_over(mlp.gate_up), down=_take_over(mlp.down))
+    return replace(mlp, gate_up=_take_over_all(mlp.gate_up), down=_take_over_all(mlp.down))
+
+
+def _take_over_all(weights: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    packed = tuple(_packed(weight) for weight in weights)
+    for weight in weights:  # which may have one storage
+        weight.untyped_storage().resize_(0)
+    return packed
 
 
 def _take_over(weight: Tensor) -> Tensor:
