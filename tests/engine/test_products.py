@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from blendrun.engine.decoder_weights import DecoderWeights, LayerWeights, MlpWeights
-from blendrun.engine.products import linear, pack_weights
+from blendrun.engine.decoder_weights import DecoderWeights, ExpertWeights, LayerWeights, MlpWeights
+from blendrun.engine.products import grouped_linear, linear, pack_weights
 
 
 def random_weights(dtype: torch.dtype, tied: bool) -> DecoderWeights:
@@ -53,6 +55,23 @@ def test_no_matrix_is_there_twice_but_a_tied_embedding():
     assert [matrix.untyped_storage().nbytes() for matrix in matrices(plain)] == [0] * 4
     assert plain.head.untyped_storage().nbytes() == 0
     assert packed.embedding.untyped_storage().nbytes() == 200 * 48 * 2
+
+
+@pytest.mark.usefixtures("bf16_products")
+def test_every_expert_is_packed_and_none_is_there_twice():
+    plain = random_weights(torch.bfloat16, tied=True)
+    stacks = torch.randn(4, 96, 48).bfloat16(), torch.randn(4, 48, 48).bfloat16()
+    mlp = ExpertWeights(torch.randn(4, 48).bfloat16(), *stacks)
+    kept, x = [stack.clone() for stack in stacks], torch.randn(7, 48).bfloat16()
+    layer = replace(plain.layers[0], mlp=mlp)
+    packed = pack_weights(replace(plain, layers=(layer,))).layers[0].mlp
+    assert [stack.untyped_storage().nbytes() for stack in stacks] == [0, 0]
+    num_rows = [3, 0, 1, 3]
+    for weights, stack in zip((packed.gate_up, packed.down), kept, strict=True):
+        assert all(weight.is_mkldnn for weight in weights)
+        expected = grouped_linear(x, num_rows, stack, linear)
+        assert torch.equal(expected[3:4], torch.nn.functional.linear(x[3:4], stack[2]))
+        torch.testing.assert_close(grouped_linear(x, num_rows, weights, linear), expected)
 
 
 def test_float32_stays_as_it_is():
