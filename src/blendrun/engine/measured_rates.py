@@ -40,7 +40,7 @@ def measure_rates(
 ) -> MeasuredRates:
     """Measure with the weights of `decoder`. Takes three quarters of a minute on two cores."""
     with torch.inference_mode():
-        layers = _layer_weights(decoder)
+        layers = products_of(decoder)
         progress(f"products of 1 to {PRODUCT_TOKENS[-1]} tokens")
         flops = tuple(_flops(layers, tokens) for tokens in PRODUCT_TOKENS)
         progress("the output head")
@@ -60,7 +60,7 @@ def measure_rates(
 class Alternatives:
     """Weights [out, in] of one shape, of which each token takes some: experts, or one weight."""
 
-    weights: Sequence[Tensor]
+    weights: Sequence[Tensor] | Tensor
     per_token: int = 1
 
     @property
@@ -96,7 +96,8 @@ def products(weights: Sequence[Alternatives], tokens: int) -> Callable[[], None]
     return run
 
 
-def _layer_weights(decoder: Decoder) -> list[Alternatives]:
+def products_of(decoder: Decoder) -> list[Alternatives]:
+    """The weights of all layers, in the order of a step."""
     found = []
     for layer in decoder.weights.layers:
         mlp, per_token = layer.mlp, decoder.config.experts.per_token
