@@ -1,5 +1,6 @@
 """Whole runs on a tiny checkpoint: the answers are those of transformers, however they are run."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -466,6 +467,9 @@ def test_dummy_weights_need_no_files_and_are_the_same_on_any_number_of_ranks(
     folder = shutil.copytree(
         checkpoint, tmp_path / "shape", ignore=shutil.ignore_patterns("*.safetensors")
     )
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["vocab_size"] = 1001  # more than the tokenizer has, as when it is lent
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     plan, _ = plan_files(tmp_path / "plan.json", [rows], folder)
     with pytest.raises(InputError, match=r"no \*\.safetensors"):
         execute(plan, tmp_path / "run")
