@@ -12,6 +12,8 @@ from torch import Tensor
 from blendrun.cost.tensor_shards import WHOLE, Shard
 from blendrun.engine.decoder_config import DecoderConfig
 
+Stack = Tensor | tuple[Tensor, ...]  # one tensor [G, out, in], or G packed ones
+
 
 @dataclass(frozen=True, slots=True)
 class MlpWeights:
@@ -28,8 +30,8 @@ class ExpertWeights:
     """The routed experts of a layer; every rank has the whole router."""
 
     router: Tensor  # [E, H]
-    gate_up: Tensor | tuple[Tensor, ...]  # [E, 2 I, H], gate first; packed, one for each expert
-    down: Tensor | tuple[Tensor, ...]  # [E, H, I]; likewise
+    gate_up: Stack  # [E, 2 I, H], gate first
+    down: Stack  # [E, H, I]
 
 
 @dataclass(frozen=True, slots=True)

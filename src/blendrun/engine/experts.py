@@ -4,16 +4,12 @@ Tokens are sorted by expert, so that each expert is one product with all of its 
 values depend on its own row alone; who else visits an expert changes its rounding at most.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from blendrun.engine.decoder_weights import ExpertWeights
 from blendrun.engine.products import grouped_linear
 from blendrun.kernels.cpu.silu_mul import silu_mul
-
-Product = Callable[[Tensor, Tensor], Tensor]  # of x [T, in] and a weight [out, in]
 
 
 def route(logits: Tensor, per_token: int, normalise: bool) -> tuple[Tensor, Tensor]:
@@ -32,25 +28,29 @@ def route(logits: Tensor, per_token: int, normalise: bool) -> tuple[Tensor, Tens
 
 
 def visit(
-    x: Tensor, expert: Tensor, share: Tensor, weights: ExpertWeights, product: Product
+    x: Tensor,
+    expert: Tensor,
+    share: Tensor,
+    weights: ExpertWeights,
+    row_block: int | None = None,
 ) -> Tensor:
     """The sum over each token's experts of their MLP of it, times its share.
 
     Args:
         x: [T, H].
         expert, share: as `route` gives them.
-        product: x times a weight, packed or not.
+        row_block: see `row_blocks`.
 
     Returns:
         [T, H] in the dtype of x; the sum is float32, in the order of `expert`.
     """
     if not len(x):
         return x
-    visits = expert.flatten()
-    by_expert = visits.argsort(stable=True)
-    num_rows = visits.bincount(minlength=len(weights.router)).tolist()
-    inner = grouped_linear(x[by_expert // expert.shape[1]], num_rows, weights.gate_up, product)
-    made = grouped_linear(silu_mul(inner), num_rows, weights.down, product)
+    visits, by_expert = expert.flatten().sort(stable=True)
+    every = torch.arange(len(weights.router), device=x.device)
+    ends = torch.searchsorted(visits, every, right=True)
+    inner = grouped_linear(x[by_expert // expert.shape[1]], ends, weights.gate_up, row_block)
+    made = grouped_linear(silu_mul(inner), ends, weights.down, row_block)
     place = torch.empty_like(by_expert)
     place[by_expert] = torch.arange(len(visits), device=x.device)
     return (made[place].view(*expert.shape, -1) * share[:, :, None]).sum(dim=1).to(x.dtype)

@@ -4,8 +4,9 @@ Plain `torch.nn.functional.linear` has oneDNN reorder a weight in every call, wh
 tokens pays as dearly as the product itself.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -16,9 +17,12 @@ from blendrun.engine.decoder_weights import (
     ExpertWeights,
     LayerWeights,
     MlpWeights,
+    Stack,
 )
+from blendrun.engine.row_blocks import in_blocks
 
 _USUAL_TOKENS = 512  # whose order is good for steps of any size
+_GROUPED_ALIGN = 16  # bytes, of a matrix and its rows
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -29,18 +33,37 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
-def grouped_linear(
-    x: Tensor,
-    num_rows: list[int],
-    weights: Tensor | tuple[Tensor, ...],
-    product: Callable[[Tensor, Tensor], Tensor],
-) -> Tensor:
-    """[T, out] of x [T, in], whose next num_rows[e] rows take weights[e]. T is not 0.
+def grouped_linear(x: Tensor, ends: Tensor, weights: Stack, row_block: int | None = None) -> Tensor:
+    """Each group of rows times its weight, as one product for each group that has rows.
 
-    `product` is `linear`, or does as that does.
+    Args:
+        x: [T, in], T > 0.
+        ends: int64 [G], ascending: group g has the rows from the end of the one before to its own.
+        weights: G times [out, in], packed or not.
+        row_block: see `row_blocks`.
+
+    Returns:
+        [T, out].
     """
-    rows_of = torch.split(x, num_rows)
-    return torch.cat([product(rows, weights[i]) for i, rows in enumerate(rows_of) if len(rows)])
+    if row_block is None and _is_one_kernel(weights):
+        made: Tensor = F.grouped_mm(x, weights.transpose(1, 2), offs=ends.int())
+        return made
+    parts: list[Tensor] = []
+    for weight, (start, end) in zip(weights, pairwise([0, *ends.tolist()]), strict=True):
+        if end > start:
+            parts += in_blocks(lambda rows, w=weight: (linear(rows, w),), row_block, x[start:end])
+    return torch.cat(parts)
+
+
+def _is_one_kernel(weights: Stack) -> TypeGuard[Tensor]:
+    """Whether one launch does all groups; without it the host waits to learn their sizes."""
+    return (
+        isinstance(weights, Tensor)
+        and weights.device.type == "cuda"
+        and weights.dtype == torch.bfloat16
+        and hasattr(F, "grouped_mm")
+        and all(stride * weights.itemsize % _GROUPED_ALIGN == 0 for stride in weights.stride()[:2])
+    )
 
 
 def pack_weights(weights: DecoderWeights) -> DecoderWeights:
@@ -79,7 +102,7 @@ def _pack_mlp(mlp: MlpWeights | ExpertWeights) -> MlpWeights | ExpertWeights:
     return replace(mlp, gate_up=_take_over_all(mlp.gate_up), down=_take_over_all(mlp.down))
 
 
-def _take_over_all(weights: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _take_over_all(weights: Stack) -> tuple[Tensor, ...]:
     packed = tuple(_packed(weight) for weight in weights)
     for weight in weights:  # which may have one storage
         weight.untyped_storage().resize_(0)
