@@ -70,7 +70,7 @@ def pack_weights(weights: DecoderWeights) -> DecoderWeights:
     """The weights with their matrices packed, where that helps: bf16 on a CPU that has it.
 
     Takes over the matrices of `weights`, which are empty afterwards: no more than one is there
-    twice.
+    twice, or one kind of a layer's experts.
     """
     if not _can_pack(weights.embedding):
         return weights

@@ -37,10 +37,6 @@ def load_weights(
     weights, files = empty_weights(config, dtype, device, shard), weight_files(folder)
     names = {stored.name for path in files for stored in stored_tensors(path)}
     targets = targets_of(weights, config, shard, expert_spelling(names))
-    for path in files:
-        for stored in stored_tensors(path):
-            for target in targets.get(stored.name, ()):
-                _fill(target, stored)
     unexpected = {name for name in names - set(targets) if not _is_ignorable(name, config, shard)}
     for problem, found in (("lacks", set(targets) - names), ("has unexpected", unexpected)):
         if found:
@@ -48,6 +44,10 @@ def load_weights(
                 f"the checkpoint {folder} {problem} tensors: {_some(found)}",
                 "its config.json and its weights do not belong together",
             )
+    for path in files:
+        for stored in stored_tensors(path):
+            for target in targets.get(stored.name, ()):
+                _fill(target, stored)
     return weights
 
 
