@@ -166,3 +166,15 @@ def test_config_reads_both_spellings_of_rope(tmp_path):
     scaling = {k: v for k, v in LLAMA3_ROPE.items() if k not in ("rope_theta", "rope_type")}
     old["rope_scaling"] = {**scaling, "type": "llama3"}
     assert DecoderConfig.from_hf(old) == DecoderConfig.from_hf(config)
+
+
+def test_config_reads_both_spellings_of_experts(tmp_path):
+    folder = make_checkpoint(tmp_path, "Qwen3MoeForCausalLM", **QWEN3_MOE)
+    config = resolve_model(str(folder)).config
+    sizes = {k: v for k, v in config.items() if k not in ("num_experts", "num_local_experts")}
+    made = [
+        DecoderConfig.from_hf({**sizes, key: 8}) for key in ("num_experts", "num_local_experts")
+    ]
+    assert made[0] == made[1] == DecoderConfig.from_hf(config)
+    assert made[0].experts.num_experts == 8
+    assert made[0].experts.layers == (0, 1)

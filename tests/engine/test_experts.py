@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from blendrun.engine import products
 from blendrun.engine.decoder_weights import ExpertWeights
 from blendrun.engine.experts import route, visit
+from blendrun.kernels.cpu.silu_mul import silu_mul
 
 HIDDEN, INNER, EXPERTS = 24, 16, 5
 
@@ -52,7 +53,7 @@ def test_experts_make_what_each_token_would_get_alone(num_tokens: int, per_token
     logits = torch.randn(num_tokens, EXPERTS, generator=random)
     logits[:, 2] = -9.0  # hardly anyone visits it
     expert, share = route(logits, per_token, normalise=True)
-    made = visit(x, expert, share, weights)
+    made = visit(x, expert, share, weights, silu_mul)
     assert made.shape == x.shape
     expected = one_by_one(x, expert, share, weights)
     torch.testing.assert_close(made.double(), expected, rtol=1e-4, atol=1e-4)
@@ -62,7 +63,7 @@ def test_all_tokens_may_visit_one_expert():
     weights, x = random_experts(), torch.randn(9, HIDDEN)
     expert, share = torch.full((9, 1), 3), torch.ones(9, 1)
     expected = one_by_one(x, expert, share, weights)
-    made = visit(x, expert, share, weights)
+    made = visit(x, expert, share, weights, silu_mul)
     torch.testing.assert_close(made.double(), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -75,7 +76,7 @@ def test_each_expert_that_somebody_visits_is_one_product(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(products, "linear", product)
     expert = torch.tensor([[0, 4], [4, 1], [4, 0]])
-    visit(torch.randn(3, HIDDEN), expert, torch.ones(3, 2), random_experts())
+    visit(torch.randn(3, HIDDEN), expert, torch.ones(3, 2), random_experts(), silu_mul)
     assert seen == [2, 1, 3] * 2
 
 
@@ -83,7 +84,9 @@ def test_each_expert_that_somebody_visits_is_one_product(monkeypatch: pytest.Mon
 def test_all_experts_in_one_launch_make_the_same(monkeypatch: pytest.MonkeyPatch):
     weights, x = random_experts(), torch.randn(30, HIDDEN)
     expert, share = route(torch.randn(30, EXPERTS), 2, normalise=True)
-    each = visit(x, expert, share, weights)
+    each = visit(x, expert, share, weights, silu_mul)
     monkeypatch.setattr(products, "_is_one_kernel", lambda _: True)
     monkeypatch.setattr(products, "linear", None)
-    torch.testing.assert_close(visit(x, expert, share, weights), each, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        visit(x, expert, share, weights, silu_mul), each, rtol=1e-5, atol=1e-5
+    )

@@ -91,15 +91,16 @@ def load_decoder(
         InputError: the weights are not those of `config` (the whole model's), or --deterministic
             or the dtype cannot be had.
     """
-    if settings.dtype == "float16":
+    dtype, device = _DTYPES[settings.dtype], torch.device("cpu")
+    if dtype == torch.float16 and device.type == "cpu":
         raise InputError(
             "float16 needs a GPU: CPU kernels compute in bfloat16 and float32",
             "--dtype bfloat16, or float32",
         )
     if settings.load_format == "dummy":
-        weights = random_weights(config, _DTYPES[settings.dtype], shard=group.shard)
+        weights = random_weights(config, dtype, device, group.shard)
     else:
-        weights = load_weights(folder, config, _DTYPES[settings.dtype], shard=group.shard)
+        weights = load_weights(folder, config, dtype, device, group.shard)
     row_block = ROW_BLOCK if settings.deterministic else None
     decoder = Decoder(config, pack_weights(weights), row_block, group=group)
     if settings.deterministic:

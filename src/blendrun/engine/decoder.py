@@ -172,7 +172,7 @@ class Decoder:
         logits = self._linear(x, experts.router)
         per_token = self.config.experts.per_token
         expert, share = route(logits, per_token, self.config.normalise_experts)
-        return visit(x, expert, share, experts, self.row_block)
+        return visit(x, expert, share, experts, silu_mul, self.row_block)
 
     def _final_norm(self, part: StepPart) -> None:
         part.x = self._norm(part, self.weights.final_norm)

@@ -4,12 +4,13 @@ Tokens are sorted by expert, so that each expert is one product with all of its 
 values depend on its own row alone; who else visits an expert changes its rounding at most.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from blendrun.engine.decoder_weights import ExpertWeights
 from blendrun.engine.products import grouped_linear
-from blendrun.kernels.cpu.silu_mul import silu_mul
 
 
 def route(logits: Tensor, per_token: int, normalise: bool) -> tuple[Tensor, Tensor]:
@@ -32,6 +33,7 @@ def visit(
     expert: Tensor,
     share: Tensor,
     weights: ExpertWeights,
+    silu_mul: Callable[[Tensor], Tensor],
     row_block: int | None = None,
 ) -> Tensor:
     """The sum over each token's experts of their MLP of it, times its share.
@@ -39,6 +41,7 @@ def visit(
     Args:
         x: [T, H].
         expert, share: as `route` gives them.
+        silu_mul: as `kernels.cpu.silu_mul.silu_mul`.
         row_block: see `row_blocks`.
 
     Returns:
