@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from blendrun.engine.products import is_panels, linear, linear_silu_mul, pack_weights, shape_of
-from blendrun.engine.weights import DecoderWeights, LayerWeights
+from blendrun.engine.decoder_weights import DecoderWeights, ExpertWeights, LayerWeights, MlpWeights
+from blendrun.engine.products import grouped_linear, is_panels, linear, pack_weights, shape_of
 from blendrun.kernels.cpu import linear as kernel
-from blendrun.kernels.cpu.silu_mul import silu_mul
 
 
 def random_weights(dtype: torch.dtype, tied: bool, size: int = 48) -> DecoderWeights:
@@ -16,9 +15,10 @@ def random_weights(dtype: torch.dtype, tied: bool, size: int = 48) -> DecoderWei
     def new(*shape: int) -> Tensor:
         return torch.randn(shape).to(dtype)
 
+    mlp = MlpWeights(new(2 * size, size), None, new(size, size), None)
     layer = LayerWeights(
         new(size), new(2 * size, size), new(2 * size), None, None, new(size, size), None, new(size),
-        new(2 * size, size), None, new(size, size), None,
+        mlp,
     )  # fmt: skip
     embedding = new(200, size)
     return DecoderWeights(embedding, (layer,), new(size), embedding if tied else new(200, size))
@@ -36,34 +36,54 @@ def bf16_products() -> None:
 @pytest.mark.parametrize("size", [48, 64])  # no whole panels, and whole ones
 def test_packed_products_are_those_of_the_plain_weights(tokens: int, size: int):
     plain = random_weights(torch.bfloat16, tied=True, size=size)
-    kept = replace(plain.layers[0], **{n: getattr(plain.layers[0], n).clone() for n in MATRICES})
+    kept, bias = [matrix.clone() for matrix in matrices(plain)], plain.layers[0].qkv_bias
     packed = pack_weights(plain)
     x = torch.randn(tokens, size).bfloat16()
-    for name in MATRICES:
-        weight = getattr(packed.layers[0], name)
-        assert is_panels(weight) if size == 64 and kernel.is_fast() else weight.is_mkldnn
-        assert shape_of(weight) == tuple(getattr(kept, name).shape)
-        bias = kept.qkv_bias if name == "qkv" else None
-        expected = torch.nn.functional.linear(x, getattr(kept, name), bias)
-        if name == "gate_up":
-            actual = linear_silu_mul(x, weight)
-            torch.testing.assert_close(actual, silu_mul(expected), rtol=3e-2, atol=5e-2)
-        else:
-            torch.testing.assert_close(linear(x, weight, bias), expected)
+    for place, (weight, matrix) in enumerate(zip(kept, matrices(packed), strict=True)):
+        own = bias if place == 0 else None
+        assert is_panels(matrix) if size == 64 and kernel.is_fast() else matrix.is_mkldnn
+        assert shape_of(matrix) == tuple(weight.shape)
+        if is_panels(matrix):
+            assert torch.equal(kernel.unpack(matrix, is_gated=place == GATE_UP), weight)
+            weight = kernel.unpack(matrix)  # gate and up in the panels' own order
+        expected = torch.nn.functional.linear(x, weight, own)
+        torch.testing.assert_close(linear(x, matrix, own), expected)
     expected = torch.nn.functional.linear(x, packed.embedding)
     torch.testing.assert_close(linear(x, packed.head), expected)
 
 
-MATRICES = ("qkv", "out", "gate_up", "down")
+GATE_UP = 2  # its place among them
+
+
+def matrices(weights: DecoderWeights) -> list[Tensor]:
+    layer = weights.layers[0]
+    return [layer.qkv, layer.out, layer.mlp.gate_up, layer.mlp.down]
 
 
 @pytest.mark.usefixtures("bf16_products")
 def test_no_matrix_is_there_twice_but_a_tied_embedding():
     plain = random_weights(torch.bfloat16, tied=False)
     packed = pack_weights(plain)
-    assert [getattr(plain.layers[0], n).untyped_storage().nbytes() for n in MATRICES] == [0] * 4
+    assert [matrix.untyped_storage().nbytes() for matrix in matrices(plain)] == [0] * 4
     assert plain.head.untyped_storage().nbytes() == 0
     assert packed.embedding.untyped_storage().nbytes() == 200 * 48 * 2
+
+
+@pytest.mark.usefixtures("bf16_products")
+def test_every_expert_is_packed_and_none_is_there_twice():
+    plain = random_weights(torch.bfloat16, tied=True)
+    stacks = torch.randn(4, 96, 48).bfloat16(), torch.randn(4, 48, 48).bfloat16()
+    mlp = ExpertWeights(torch.randn(4, 48).bfloat16(), *stacks)
+    kept, x = [stack.clone() for stack in stacks], torch.randn(7, 48).bfloat16()
+    layer = replace(plain.layers[0], mlp=mlp)
+    packed = pack_weights(replace(plain, layers=(layer,))).layers[0].mlp
+    assert [stack.untyped_storage().nbytes() for stack in stacks] == [0, 0]
+    ends = torch.tensor([3, 3, 4, 7])
+    for weights, stack in zip((packed.gate_up, packed.down), kept, strict=True):
+        assert all(weight.is_mkldnn for weight in weights)
+        expected = grouped_linear(x, ends, stack)
+        assert torch.equal(expected[3:4], torch.nn.functional.linear(x[3:4], stack[2]))
+        torch.testing.assert_close(grouped_linear(x, ends, weights), expected)
 
 
 def test_float32_stays_as_it_is():

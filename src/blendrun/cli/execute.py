@@ -36,6 +36,7 @@ def execute(
     launcher: flags.LauncherFlag = None,
     ray_address: flags.RayAddress = None,
     dtype: flags.Dtype = None,
+    load_format: flags.LoadFormat = None,
     kv_memory: flags.KvMemory = None,
     page_size: flags.PageSize = None,
     chunk_size: flags.ChunkSize = None,

@@ -22,6 +22,7 @@ from blendrun.schedule.planner import make_plan
 
 _EXECUTE = (
     "dtype",
+    "load_format",
     "kv_memory",
     "page_size",
     "chunk_size",
@@ -85,6 +86,7 @@ def run(
     grammar: flags.Grammar = None,
     ignore_eos: flags.IgnoreEos = None,
     dtype: flags.Dtype = None,
+    load_format: flags.LoadFormat = None,
     kv_memory: flags.KvMemory = None,
     page_size: flags.PageSize = None,
     chunk_size: flags.ChunkSize = None,

@@ -15,17 +15,19 @@ from torch.nn import functional as F
 
 from blendrun.engine.attend import Attend
 from blendrun.engine.decoder_config import DecoderConfig
+from blendrun.engine.decoder_weights import DecoderWeights, ExpertWeights, LayerWeights
 from blendrun.engine.executors import Executor, SequentialExecutor
+from blendrun.engine.experts import route, visit
 from blendrun.engine.operators import Operator, StepOperators
-from blendrun.engine.products import is_panels, linear, linear_silu_mul
+from blendrun.engine.products import is_panels, linear
 from blendrun.engine.rope import cos_sin, inverse_frequencies
 from blendrun.engine.row_blocks import in_blocks
 from blendrun.engine.step_part import StepPart
 from blendrun.engine.tensor_group import ALONE, TensorGroup
-from blendrun.engine.weights import DecoderWeights, LayerWeights
-from blendrun.kernels.cpu.linear import linear_add
+from blendrun.kernels.cpu.linear import linear_add, linear_silu_mul
 from blendrun.kernels.cpu.rms_norm import add_rms_norm
 from blendrun.kernels.cpu.rotation import Rotation
+from blendrun.kernels.cpu.silu_mul import silu_mul
 
 
 class Decoder:
@@ -167,13 +169,22 @@ class Decoder:
         self._add(part, part.x, layer.out, layer.out_bias)
 
     def _mlp(self, layer: LayerWeights, part: StepPart) -> None:
-        x = self._norm(part, layer.post_norm)
-        (inner,) = in_blocks(
-            lambda block: (linear_silu_mul(block, layer.gate_up, layer.gate_up_bias),),
-            self.row_block,
-            x,
-        )
-        self._add(part, inner, layer.down, layer.down_bias)
+        x, mlp = self._norm(part, layer.post_norm), layer.mlp
+        if isinstance(mlp, ExpertWeights):
+            part.branch = self._experts(mlp, x)
+        elif is_panels(mlp.gate_up):
+            inner = linear_silu_mul(x, mlp.gate_up, mlp.gate_up_bias)
+            self._add(part, inner, mlp.down, mlp.down_bias)
+        else:
+            inner = silu_mul(self._linear(x, mlp.gate_up, mlp.gate_up_bias))
+            self._add(part, inner, mlp.down, mlp.down_bias)
+
+    def _experts(self, experts: ExpertWeights, x: Tensor) -> Tensor:
+        # all ranks have the same x and the same router: they choose alike
+        logits = self._linear(x, experts.router)
+        per_token = self.config.experts.per_token
+        expert, share = route(logits, per_token, self.config.normalise_experts)
+        return visit(x, expert, share, experts, silu_mul, self.row_block)
 
     def _final_norm(self, part: StepPart) -> None:
         part.x = self._norm(part, self.weights.final_norm)
