@@ -132,6 +132,16 @@ def test_a_machine_without_gain_is_said_not_to_overlap_and_runs_full_steps():
     assert steering("two lists", "auto", other, True).budget == "ratio"
 
 
+def test_lists_are_one_where_nothing_overlaps_unless_all_fits_in_memory():
+    serial = replace(COST, hardware=as_profile(rates(None), "tiny"))
+    assert not serial.hardware.overlaps
+    assert steering("two lists", "auto", serial, True).admission == "one list"
+    assert steering("two lists", "auto", serial, True, all_fits=True).admission == "two lists"
+    assert steering("two-ended", "auto", serial, True).admission == "two-ended"
+    overlapping = replace(COST, hardware=as_profile(rates(together(*[(0.9, 0.9)] * 4)), "tiny"))
+    assert steering("two lists", "auto", overlapping, True).admission == "two lists"
+
+
 def test_one_core_has_nothing_to_overlap():
     profile = as_profile(rates(None), "tiny")
     assert not profile.overlaps

@@ -45,7 +45,7 @@ from blendrun.kernels.cpu.library import load_all
 from blendrun.schedule.batcher import Batcher
 from blendrun.schedule.plan_record import Plan
 from blendrun.schedule.step.begin import BatchLimits
-from blendrun.schedule.step_job import batcher_job, steering
+from blendrun.schedule.step_job import batcher_job, fits_at_once, steering
 from blendrun.tree.prefix_tree import Int32
 from blendrun.units import format_bytes
 
@@ -298,5 +298,7 @@ def _batcher(
         generated,
     )
     limits = BatchLimits(pages, settings.page_size, settings.chunk_size, settings.max_seqs)
-    how = steering(plan.admission, plan.settings["budget"], cost, True, plan.settings["seed"])
+    budget, seed = plan.settings["budget"], plan.settings["seed"]
+    all_fits = fits_at_once(job, pages * settings.page_size)
+    how = steering(plan.admission, budget, cost, True, seed, all_fits)
     return Batcher(job, limits, StepPrices.of(cost), how, settings.prefix_cache)

@@ -29,7 +29,7 @@ from blendrun.errors import CapacityError, InputError
 from blendrun.schedule.orders import Order, OrderSettings, order_requests
 from blendrun.schedule.step.begin import BatcherJob, BatchLimits, Steering, new_state, sampled
 from blendrun.schedule.step.steering import begin
-from blendrun.schedule.step_job import batcher_job, steering
+from blendrun.schedule.step_job import batcher_job, fits_at_once, steering
 from blendrun.tree.annotate import annotate
 from blendrun.tree.bound import job_optimum
 from blendrun.tree.prefix_tree import Int32, PrefixTree
@@ -231,7 +231,6 @@ def prepare(job: SimulatedJob, cost: CostModel, options: SimulateOptions) -> Pre
         lambda tree: annotate(tree, planned, cost),
         OrderSettings(options.seed, options.keep_sharing, False, cost.kv_capacity_tokens),
     )
-    how = steering(order.admission, options.budget, cost, bool(learned.any()), options.seed)
     hardware = cost.hardware
     limits = BatchLimits(
         cost.kv_capacity_tokens // page_size,
@@ -243,6 +242,9 @@ def prepare(job: SimulatedJob, cost: CostModel, options: SimulateOptions) -> Pre
     )
     sequence = np.ascontiguousarray(order.sequence)
     all_of_it = batcher_job(order.tree, sequence, max_output, planned, learned, cost)
+    all_fits = fits_at_once(all_of_it, cost.kv_capacity_tokens * options.dp)
+    learns = bool(learned.any())
+    how = steering(order.admission, options.budget, cost, learns, options.seed, all_fits)
     return Prepared(
         job, cost, options, order, best, output_len, planned, learned, all_of_it, limits, how
     )

@@ -49,15 +49,32 @@ def batcher_job(
     )
 
 
-def steering(admission: str, budget: str, cost: CostModel, learns: bool, seed: int = 0) -> Steering:
+def fits_at_once(job: BatcherJob, num_tokens: int) -> bool:
+    """Whether `num_tokens` of KV hold all requests of a job at their expected length."""
+    output_len = float(job.planned_output[job.order].sum())
+    return job.tree.num_unique_tokens + output_len <= num_tokens
+
+
+def steering(
+    admission: str,
+    budget: str,
+    cost: CostModel,
+    learns: bool,
+    seed: int = 0,
+    all_fits: bool = False,
+) -> Steering:
     """How to steer on this machine.
 
     `budget` "auto" is the ratio for two lists on hardware that overlaps compute with KV reads.
-    Where it does not, the ratio inside a step does not matter, and full steps do.
+    Where it does not, the ratio inside a step does not matter, and full steps do: two lists become
+    one, since requests from elsewhere would take the memory in which prefixes are shared. Only
+    where `all_fits` in memory they stay two, so that no long answer is left alone at the end.
     """
     hardware = cost.hardware
     if budget == "auto":
         budget = "ratio" if admission == "two lists" and hardware.overlaps else "fixed"
+    if admission == "two lists" and not hardware.overlaps and not all_fits:
+        admission = "one list"
     return Steering(
         admission=admission,
         budget=budget,
