@@ -285,6 +285,7 @@ def _batcher(
         cost,
         requests.seen,
         generated,
+        requests.sequence,
     )
     limits = BatchLimits(pages, settings.page_size, settings.chunk_size, settings.max_seqs)
     how = steering(plan.admission, plan.settings["budget"], cost, True, plan.settings["seed"])

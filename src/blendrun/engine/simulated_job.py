@@ -242,7 +242,9 @@ def prepare(job: SimulatedJob, cost: CostModel, options: SimulateOptions) -> Pre
         first_in_prefill=not paper,
     )
     sequence = np.ascontiguousarray(order.sequence)
-    all_of_it = batcher_job(order.tree, sequence, max_output, planned, learned, cost)
+    all_of_it = batcher_job(
+        order.tree, sequence, max_output, planned, learned, cost, sequence=sequence
+    )
     return Prepared(
         job, cost, options, order, best, output_len, planned, learned, all_of_it, limits, how
     )
