@@ -181,7 +181,10 @@ class Coordinator:
         giver = self.ranks[found.giver]
         if giver.phase is Phase.STARTING and isinstance(found.message, Give):
             return [self._take(rank, found.message.requests)]
-        giver.gives_to, self.ranks[rank].gets = rank, True
+        record = self.ranks[rank]
+        giver.gives_to, record.gets = rank, True
+        # until both say how much it was: others must not ask for the same
+        giver.rest, record.rest = giver.rest.less(found.moved), record.rest.plus(found.moved)
         return [Send(found.giver, found.message)]
 
     def _take(self, rank: int, requests: Int32, answers: pa.Table | None = None) -> Send:

@@ -24,16 +24,17 @@ _RUNNING_GAIN = 0.05  # of what the giver has left, for which running requests m
 
 
 class Wish(NamedTuple):
-    """Something for a rank, from `giver`."""
+    """Something for a rank, from `giver`, and what it takes."""
 
     giver: int
     message: Give | GiveRunning
+    moved: Rest
 
 
 def wish(
     rank: int, ranks: Sequence[RankRecord], held: Holdings, forecast: Forecast, least_gain: float
 ) -> Wish | None:
-    """What makes `rank` and the one with most left of a resource have as much of it.
+    """What brings `rank`, or the one with most left of a resource, to the mean of all.
 
     `least_gain`: as a share of the time that the slowest rank needs, below which nothing moves; a
     rank that has nothing to do takes less.
@@ -41,26 +42,41 @@ def wish(
     givers = _givers(rank, ranks)
     if not givers:
         return None
+    takes_part = [one.phase in (Phase.UP, Phase.STARTING) for one in ranks]
+    speed = np.array([one.speed for one in ranks]) * takes_part
     rests = [forecast.rest(r, held.unstarted_of(r)) for r in range(len(ranks))]
-    record = ranks[rank]
     least_s = 0.0
-    if not record.is_dry:
+    if not ranks[rank].is_dry:
         least_s = least_gain * max(one.seconds(forecast.cost) for one in rests)
     gaps = []
     for resource in (_COMPUTE, _MEMORY):
-        giver = max(givers, key=lambda r: rests[r][resource])
-        gaps.append((rests[giver][resource] - rests[rank][resource], resource, giver))
-    for gap_s, resource, giver in sorted(gaps, reverse=True):
-        if gap_s <= least_s:
-            break
-        wanted_s = gap_s / (1 / record.speed + 1 / ranks[giver].speed)
-        unstarted = _unstarted(giver, resource == _MEMORY, held, forecast)
-        if len(unstarted):
-            lengths = forecast.lengths(giver)
-            moved = requests_to_move(forecast.tree, unstarted, lengths, forecast.cost, wanted_s)
-            return Wish(giver, Give(moved))
-        if resource == _MEMORY and _is_worth(ranks[giver], record, wanted_s, forecast):
-            return Wish(giver, GiveRunning(wanted_s, record.room // 2))
+        left_s = np.array([one[resource] for one in rests])
+        giver = max(givers, key=lambda r, left_s=left_s: left_s[r])  # type: ignore[misc]
+        mean_s = left_s @ speed / speed.sum()
+        wanted_s = min(
+            speed[rank] * (mean_s - left_s[rank]), speed[giver] * (left_s[giver] - mean_s)
+        )
+        if wanted_s > 0 and left_s[giver] - left_s[rank] > least_s:
+            gaps.append((float(wanted_s), resource, giver))
+    for wanted_s, resource, giver in sorted(gaps, reverse=True):
+        message = _request(ranks[giver], ranks[rank], giver, resource, wanted_s, held, forecast)
+        if message is not None:
+            moved = Rest(0.0, wanted_s) if resource == _MEMORY else Rest(wanted_s, 0.0)
+            return Wish(giver, message, moved)
+    return None
+
+
+def _request(
+    giver: RankRecord, taker: RankRecord, rank: int, resource: int, wanted_s: float,
+    held: Holdings, forecast: Forecast,
+) -> Give | GiveRunning | None:  # fmt: skip
+    """What to ask `giver`, which is `rank`, for; None: it has nothing that could go."""
+    unstarted = _unstarted(rank, resource == _MEMORY, held, forecast)
+    if len(unstarted):
+        lengths, cost = forecast.lengths(rank), forecast.cost
+        return Give(requests_to_move(forecast.tree, unstarted, lengths, cost, wanted_s))
+    if resource == _MEMORY and _is_worth(giver, taker, wanted_s, forecast):
+        return GiveRunning(wanted_s, taker.room // 2)
     return None
 
 
@@ -94,11 +110,8 @@ def _is_worth(giver: RankRecord, taker: RankRecord, memory_s: float, forecast: F
     """Whether both end sooner when running requests with so many KV reads move."""
     if giver.phase is not Phase.UP or giver.running < 2 or not taker.reports:
         return False
-    less = _plus(giver.rest, -memory_s).at(giver.speed).seconds(forecast.cost)
-    more = _plus(taker.rest, memory_s).at(taker.speed).seconds(forecast.cost)
+    moved = Rest(0.0, memory_s)
+    less = giver.rest.less(moved).at(giver.speed).seconds(forecast.cost)
+    more = taker.rest.plus(moved).at(taker.speed).seconds(forecast.cost)
     before = giver.rest.at(giver.speed).seconds(forecast.cost)
-    return bool(np.maximum(less, more) < (1 - _RUNNING_GAIN) * before)
-
-
-def _plus(rest: Rest, memory_s: float) -> Rest:
-    return rest._replace(memory_s=rest.memory_s + memory_s)
+    return bool(max(less, more) < (1 - _RUNNING_GAIN) * before)
