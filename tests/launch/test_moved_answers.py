@@ -105,4 +105,8 @@ def test_answers_that_move_go_on_with_the_tokens_they_have(
     alone, run = (pq.read_table(tmp_path / name / "outputs.parquet") for name in ("alone", "run"))
     names = ["output_token_ids", "output_text", "finish_reason", "error"]
     assert run.select(names).to_pylist() == alone.select(names).to_pylist()
+    made, expected = (
+        pc.list_flatten(table["output_logprobs"]).to_pylist() for table in (run, alone)
+    )
+    assert made == pytest.approx(expected, abs=1e-4)
     assert run.num_rows == len(ROWS)

@@ -88,7 +88,7 @@ class WindowRun:
         for rank in opened:
             if (process := self._processes[rank]) is not None:
                 process.handle.send(CloseWindow())
-                process.has_window = False
+                process.has_window, process.silent_s = False, 0.0
         while opened:
             for rank, message in self._processes.heard():
                 if isinstance(message, Failed):
