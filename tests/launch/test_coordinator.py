@@ -26,9 +26,16 @@ def coordinator(*parts: list[int], n: int = 8) -> Coordinator:
 
 
 def report(
-    *ended: int, running: int = 0, waiting: int = 0, left_s: float = 0.0, reads_s: float = 0.0
+    *ended: int,
+    running: int = 0,
+    waiting: int = 0,
+    left_s: float = 0.0,
+    reads_s: float = 0.0,
+    is_learning: bool = False,
 ) -> Report:
-    figures = RankFigures(running, waiting, left_s, reads_s, 0.0, 1000, 1.0, 1.0, 0, np.zeros(0))
+    figures = RankFigures(
+        running, waiting, left_s, reads_s, 0.0, is_learning, 1000, 1.0, 1.0, 0, np.zeros(0)
+    )
     return Report(numbers(*ended), figures)
 
 
@@ -140,6 +147,29 @@ def test_what_was_given_for_a_rank_that_died_meanwhile_goes_to_whoever_is_free()
     made.died(0, NOTHING)
     assert made.gave(1, numbers(*asked)) == []
     assert sent(made.loaded(0)) == [(0, "Take", asked)]
+
+
+@pytest.mark.parametrize("is_learning", [True, False])
+def test_nothing_is_levelled_before_lengths_are_known(is_learning: bool):
+    made = coordinator([0, 1, 2], [3, 4, 5, 6, 7])
+    both_up(made)
+    made.reported(1, report(waiting=5, left_s=9.0, is_learning=is_learning))
+    orders = []
+    for _ in range(20):
+        orders += made.reported(0, report(waiting=3, left_s=1.0))
+    assert bool(orders) == (not is_learning)
+
+
+def test_two_ranks_do_not_ask_for_the_same():
+    made = coordinator([], [0, 1, 2, 3, 4, 5], [6], n=8)
+    made.begin()
+    for rank in (1, 2):
+        made.loaded(rank)
+    made.began(numbers(6))
+    made.reported(1, report(waiting=6, left_s=6.0))
+    assert len(made.reported(2, report(6))) == 1
+    assert made.ranks[1].rest.compute_s < 6.0
+    assert made.ranks[2].rest.compute_s > 0.0
 
 
 def test_running_requests_move_where_no_others_can():

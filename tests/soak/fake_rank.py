@@ -119,7 +119,7 @@ class FakeLoop:
         waiting, running = len(self._waiting), len(self._running)
         seconds = 0.005 * self._steps
         return RankFigures(
-            running, waiting, 0.01 * waiting, 0.01 * running, 0.0, 1000, seconds, seconds,
+            running, waiting, 0.01 * waiting, 0.01 * running, 0.0, False, 1000, seconds, seconds,
             self._tokens, np.zeros(0),
         )  # fmt: skip
 

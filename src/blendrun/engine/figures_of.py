@@ -22,6 +22,7 @@ def figures_of(
         compute_s,
         max(float(counts["rest_context"]), 0.0) * float(limits["context_s"]),
         _last_steps(state) * float(limits["weight_s"]),
+        bool(limits["learns"]) and int(counts["num_unlearned"]) > 0,
         free_pages * int(limits["page_size"]),
         stepped_s,
         expected_s,

@@ -141,7 +141,7 @@ class Coordinator:
         if record.on_trial is not None:
             return []
         if record.waiting > _LOW_FRAC * record.had:
-            if record.reports % _LEVEL_EVERY or len(self.ranks) == 1:
+            if record.reports % _LEVEL_EVERY or any(one.is_learning for one in self.ranks):
                 return []
             return self._level(rank, _EARLY_GAIN)
         if record.is_dry and self._suspects:

@@ -33,6 +33,7 @@ class RankRecord:
     running: int = 0
     waiting: int = 0
     rest: Rest = NOTHING
+    is_learning: bool = False  # it cannot say yet what is left
     room: int = 0  # KV tokens that it could hold, too
     mean_len: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     output_tokens: int = 0  # of the process that runs, …
@@ -54,7 +55,7 @@ class RankRecord:
         self.reports += 1
         self.running, self.waiting = figures.running, figures.waiting
         self.rest = Rest(figures.compute_s, figures.memory_s, figures.least_s)
-        self.room = figures.room
+        self.is_learning, self.room = figures.is_learning, figures.room
         self.mean_len, self.output_tokens = figures.mean_len, figures.output_tokens
         now = (figures.stepped_s, figures.expected_s)
         self._stepped_s = _FORGET * self._stepped_s + now[0] - self._before[0]
@@ -65,7 +66,7 @@ class RankRecord:
         """Its process is gone."""
         self.on_trial, self.gives_to, self.gets = None, None, False
         self.running = self.waiting = self.had = self.reports = 0
-        self.rest, self.room = NOTHING, 0
+        self.rest, self.is_learning, self.room = NOTHING, False, 0
         self.earlier_tokens += self.output_tokens
         self.output_tokens = 0
         self._before = (0.0, 0.0)
