@@ -33,8 +33,8 @@ class Coordinator:
         """`parts`: requests of each rank in planned order; the others are answered already."""
         n = work.tree.num_requests
         self.ranks = [RankRecord() for _ in parts]
-        self._forecast = Forecast(work, self.ranks)
         self._held = Holdings(n, parts)
+        self._forecast = Forecast(work, self.ranks, self._held)
         self._suspects = Suspects(n)
 
     @property
@@ -52,8 +52,7 @@ class Coordinator:
 
     def left_s(self, rank: int) -> float:
         """Seconds that a rank has left to do at the speed it shows."""
-        rest = self._forecast.rest(rank, self._held.unstarted_of(rank))
-        return rest.seconds(self._forecast.cost)
+        return self._forecast.rest(rank).seconds(self._forecast.cost)
 
     def has_work(self, rank: int) -> bool:
         """Whether a rank has requests to answer."""

@@ -44,7 +44,7 @@ def wish(
         return None
     takes_part = [one.phase in (Phase.UP, Phase.STARTING) for one in ranks]
     speed = np.array([one.speed for one in ranks]) * takes_part
-    rests = [forecast.rest(r, held.unstarted_of(r)) for r in range(len(ranks))]
+    rests = [forecast.rest(r) for r in range(len(ranks))]
     least_s = 0.0
     if not ranks[rank].is_dry:
         least_s = least_gain * max(one.seconds(forecast.cost) for one in rests)

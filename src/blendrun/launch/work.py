@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blendrun.cost.cost_model import CostModel
+from blendrun.launch.holdings import Holdings
 from blendrun.launch.rank_record import Phase, RankRecord
 from blendrun.launch.rest import Rest
 from blendrun.launch.share import rest_of
@@ -27,9 +28,9 @@ class Work:
 class Forecast:
     """What work is expected to take, as the ranks have learned it by now."""
 
-    def __init__(self, work: Work, ranks: Sequence[RankRecord]) -> None:
+    def __init__(self, work: Work, ranks: Sequence[RankRecord], held: Holdings) -> None:
         self.tree, self.cost = work.tree, work.cost
-        self._work, self._ranks = work, ranks
+        self._work, self._ranks, self._held = work, ranks, held
         self.stratum, strata = top_subtrees(work.tree)
         self._num_strata = len(strata)
 
@@ -44,13 +45,11 @@ class Forecast:
         knows = self._work.learned & (known > 0)[self.stratum]
         return np.where(knows, np.maximum(mean, 1), self._work.output_len).astype(np.int32)
 
-    def rest(self, rank: int, unstarted: Int32) -> Rest:
-        """What a rank has left to do, at the speed it shows.
-
-        `unstarted`: requests that lie with it, for one that has not said anything yet.
-        """
+    def rest(self, rank: int) -> Rest:
+        """What a rank has left to do, at the speed it shows."""
         record = self._ranks[rank]
         rest = record.rest
         if record.phase is Phase.STARTING:
-            rest = rest_of(self.tree, unstarted, self.lengths(), self.cost)
+            mine = self._held.unstarted_of(rank)
+            rest = rest_of(self.tree, mine, self.lengths(), self.cost)
         return rest.at(record.speed)
