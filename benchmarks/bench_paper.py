@@ -401,8 +401,8 @@ def ranks(runner: Runner, _folder: Path, n: int) -> str:
             "Speed of 2, 4 and 8 ranks over one, blend with learned lengths. The paper: 11,080, "
             "8,408, 8,403 and 6,325 tokens/s on one rank, 1.85 … 1.93 on two, 3.78 … 3.88 on "
             "four. Nothing is known of output lengths when the requests are divided, so each rank "
-            "gets an even part of every top subtree; ranks hand work over and tell each other of "
-            "output lengths while they run.",
+            "gets an even part of every top subtree; ranks hand work over while they run, "
+            "running requests too.",
             table(["trace", "tokens/s on one", "two", "four", "eight"], rows),
         ]
     )

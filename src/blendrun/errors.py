@@ -53,3 +53,7 @@ class BackendError(BlendrunError):
     """The engine failed while running; results so far are safe on disk."""
 
     exit_code = 1
+
+
+class RankLostError(BackendError):
+    """A process that the engine needs is gone, or hangs; a new start may go on."""

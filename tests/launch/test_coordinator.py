@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 
 from blendrun.engine.rank_figures import RankFigures
-from blendrun.launch.coordinator import Condemn, Coordinator, GiveUp, Order, Send, Start, Work
+from blendrun.launch.coordinator import Coordinator
 from blendrun.launch.local import core_shares
-from blendrun.launch.messages import Give, Learn, Report
+from blendrun.launch.messages import Give, GiveRunning, Report
+from blendrun.launch.orders import Condemn, GiveUp, Order, Send, Start
 from blendrun.launch.share import seconds_of
+from blendrun.launch.work import Work
 from tiny_jobs import cost_model, tree_of
 
 NOTHING = np.zeros(0, np.int32)
@@ -28,12 +30,13 @@ def report(
     running: int = 0,
     waiting: int = 0,
     left_s: float = 0.0,
-    learning: np.ndarray = NOTHING,
+    reads_s: float = 0.0,
+    is_learning: bool = False,
 ) -> Report:
     figures = RankFigures(
-        running, waiting, left_s, 0.0, 1.0, 1.0, 0, learning, 2 * learning, np.zeros(0)
+        running, waiting, left_s, reads_s, 0.0, is_learning, 1000, 1.0, 1.0, 0, np.zeros(0)
     )
-    return Report(numbers(*ended), np.ones(len(ended), np.int32), figures)
+    return Report(numbers(*ended), figures)
 
 
 def sent(orders: list[Order]) -> list[tuple[int, str, list[int]]]:
@@ -78,7 +81,7 @@ def test_a_rank_that_waits_gets_work_as_soon_as_another_can_give_it():
         made.loaded(rank)
     made.began(numbers(0, 1, 7))
     lengths = np.full(8, 10, np.int32)
-    left_s = seconds_of(made._work.tree, numbers(1, 2, 3, 4, 5, 6), lengths, cost_model())
+    left_s = seconds_of(made._forecast.tree, numbers(1, 2, 3, 4, 5, 6), lengths, cost_model())
     made.reported(1, report(running=1, waiting=5, left_s=left_s))
     ((_, _, asked),) = sent(made.reported(0, report(0)))
     assert made.reported(2, report(7)) == [], "it has been asked already"
@@ -146,40 +149,52 @@ def test_what_was_given_for_a_rank_that_died_meanwhile_goes_to_whoever_is_free()
     assert sent(made.loaded(0)) == [(0, "Take", asked)]
 
 
-def learning_ranks() -> Coordinator:
-    tree = tree_of([[1, i] for i in range(40)])
-    work = Work(tree, np.full(40, 10, np.int32), np.ones(40, bool), cost_model())
-    made = Coordinator(work, [numbers(*range(20)), numbers(*range(20, 40))])
+@pytest.mark.parametrize("is_learning", [True, False])
+def test_nothing_is_levelled_before_lengths_are_known(is_learning: bool):
+    made = coordinator([0, 1, 2], [3, 4, 5, 6, 7])
     both_up(made)
-    made.began(numbers(*range(30)))
-    return made
+    made.reported(1, report(waiting=5, left_s=9.0, is_learning=is_learning))
+    orders = []
+    for _ in range(20):
+        orders += made.reported(0, report(waiting=3, left_s=1.0))
+    assert bool(orders) == (not is_learning)
 
 
-def learned(orders: list[Order]) -> tuple[int, list[int], list[int], list[int]]:
-    """Rank, ended and running requests and ages of the only order to learn."""
-    ((rank, news),) = [
-        (order.rank, order.message.outputs)
-        for order in orders
-        if isinstance(order, Send) and isinstance(order.message, Learn)
-    ]
-    return rank, news.ended.tolist(), news.running.tolist(), news.age.tolist()
+def test_two_ranks_do_not_ask_for_the_same():
+    made = coordinator([], [0, 1, 2, 3, 4, 5], [6], n=8)
+    made.begin()
+    for rank in (1, 2):
+        made.loaded(rank)
+    made.began(numbers(6))
+    made.reported(1, report(waiting=6, left_s=6.0))
+    assert len(made.reported(2, report(6))) == 1
+    assert made.ranks[1].rest.compute_s < 6.0
+    assert made.ranks[2].rest.compute_s > 0.0
 
 
-def test_a_rank_is_told_of_outputs_that_others_have_made_and_make():
-    made = learning_ranks()
-    busy = report(*range(20, 28), running=2, waiting=10, left_s=9.0, learning=numbers(28, 29))
-    made.reported(1, busy)
-    orders = made.reported(0, report(running=20, waiting=9, left_s=9.0))
-    assert learned(orders) == (0, list(range(20, 28)), [28, 29], [56, 58])
+def test_running_requests_move_where_no_others_can():
+    made = coordinator([0, 1], [2, 3, 4, 5, 6, 7])
+    both_up(made)
+    made.began(numbers(*range(8)))
+    made.reported(1, report(running=6, reads_s=6.0))
+    (order,) = made.reported(0, report(1, running=1, left_s=1.0))
+    assert isinstance(order, Send)
+    assert isinstance(order.message, GiveRunning)
+    assert (order.rank, order.message.memory_s) == (1, 3.0)
+    assert sent(made.gave(1, numbers(6, 7))) == [(0, "Take", [6, 7])]
+    made.reported(1, report(2, 3, 4, 5))
+    assert sent(made.died(0, NOTHING)) == [(1, "Take", [0])], "a suspect runs alone"
+    ((rank, _, again),) = sent(made.loaded(0))
+    assert rank == 0
+    assert set(again) <= {6, 7}, "they had not begun there"
 
 
-def test_a_new_process_is_told_of_what_its_rank_had_seen():
-    made = learning_ranks()
-    made.reported(0, report(3, 4, running=18, left_s=9.0, learning=numbers(5)))
-    made.died(0, NOTHING)
-    made.loaded(0)
-    orders = made.reported(0, report(running=20, waiting=9, left_s=9.0))
-    assert learned(orders) == (0, [3, 4], [], [])
+def test_a_single_running_request_stays_where_it_is():
+    made = coordinator([0], [1])
+    both_up(made)
+    made.began(numbers(0, 1))
+    made.reported(1, report(running=1, reads_s=6.0))
+    assert made.reported(0, report(0)) == []
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from blendrun.data.results import ResultJournal
+from blendrun.data.results import PARTS, ResultJournal, files_of
 from tiny_ranks import check_outputs, no_weights, plan_rows, run_on_ranks, set_faults
 
 __all__ = ["no_weights"]
@@ -48,8 +48,7 @@ def started(tmp_path: Path) -> subprocess.Popen:
         env={**os.environ, "PYTHONPATH": str(TESTS)},
         stderr=subprocess.PIPE,
     )
-    parts = tmp_path / "run" / "parts"
-    assert wait_until(lambda: parts.exists() and any(parts.iterdir()), 300), process.poll()
+    assert wait_until(lambda: any(files_of(tmp_path / "run", PARTS)), 300), process.poll()
     return process
 
 

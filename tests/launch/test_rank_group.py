@@ -1,7 +1,11 @@
 """Real processes with a fake engine: every row once, whatever happens to the ranks."""
 
 import multiprocessing
+import os
+import signal
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -64,6 +68,37 @@ def test_a_rank_that_dies_at_each_start_leaves_its_rows_to_the_others(tmp_path: 
     assert any("rank 1 ended (exit code 7)" in note for note in notes)
 
 
+def test_a_rank_that_hangs_is_ended_and_starts_again(tmp_path: Path):
+    plan, notes = plan_rows(tmp_path, 60), []
+    set_faults(tmp_path, hangs={"1": 3}, step_s=0.1)
+    run_on_ranks(plan, 2, note=notes.append, hang_limit_s=0.5)
+    check_outputs(tmp_path / "run", 60)
+    assert any("rank 1 ended (it hangs): it starts again" in note for note in notes)
+    assert no_process_is_left()
+
+
+def test_a_rank_that_stops_for_a_while_is_not_taken_for_one_that_hangs(tmp_path: Path):
+    plan, notes = plan_rows(tmp_path, 60), []
+    set_faults(tmp_path, hangs={"1": 3}, step_s=0.1)
+    waker = threading.Thread(target=wake_stopped_children, daemon=True)
+    waker.start()
+    run_on_ranks(plan, 2, note=notes.append, hang_limit_s=30.0)
+    check_outputs(tmp_path / "run", 60)
+    assert not any("ended" in note for note in notes)
+
+
+def wake_stopped_children() -> None:
+    """Until there are none, after there were some."""
+    while not (children := multiprocessing.active_children()):
+        time.sleep(0.05)
+    while children:
+        for child in children:
+            with suppress(OSError, TypeError):
+                os.kill(child.pid, signal.SIGCONT)
+        time.sleep(0.2)
+        children = multiprocessing.active_children()
+
+
 def test_where_all_ranks_die_at_each_start_the_run_fails_and_can_go_on(tmp_path: Path):
     plan, notes = plan_rows(tmp_path, 20), []
     set_faults(tmp_path, dies_at_start=[0, 1])
@@ -93,7 +128,7 @@ def test_a_full_disk_of_a_rank_stops_the_run_which_goes_on_with_another_number_o
     tmp_path: Path,
 ):
     plan = plan_rows(tmp_path, 60)
-    set_faults(tmp_path, full_disk={"1": 2})
+    set_faults(tmp_path, full_disk={"1": 2}, step_s=0.1)
     with pytest.raises(DiskFullError, match="no room on the disk"):
         run_on_ranks(plan, 2)
     assert no_process_is_left()

@@ -13,7 +13,7 @@ import pytest
 
 from blendrun.data.manifest import read_manifest
 from blendrun.engine.torch_backend import TorchBackend
-from blendrun.errors import BackendError, InputError
+from blendrun.errors import BackendError, InputError, RankLostError
 from blendrun.launch import tensor_group
 from blendrun.launch.tensor_group import load_model
 from tiny_children import say_no
@@ -51,6 +51,23 @@ def test_a_rank_that_dies_is_an_error_and_the_run_goes_on(checkpoint, tmp_path, 
         for name in ("run", "one")
     )
     assert made.equals(expected)
+
+
+def test_a_rank_that_hangs_is_an_error_after_its_limit(checkpoint, tmp_path, monkeypatch):
+    plan, _ = plan_job(tmp_path, ROWS, checkpoint, tp=2)
+    real, steps = TorchBackend.run, iter(range(2))
+
+    def run(backend: TorchBackend, batch: object) -> object:
+        if next(steps, None) is None:
+            for child in multiprocessing.active_children():
+                os.kill(child.pid, signal.SIGSTOP)
+        return real(backend, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchBackend, "run", run)
+        with pytest.raises(RankLostError, match="one hangs"):
+            execute(plan, tmp_path / "run", load_model, hang_limit_s=2.0)
+    assert not multiprocessing.active_children()
 
 
 def test_a_rank_that_cannot_start_says_why(checkpoint, tmp_path, monkeypatch):

@@ -1,7 +1,8 @@
 """The engine of a rank without a model and without torch: answers follow from the row's number.
 
 What goes wrong is written in `faults.json` beside the run folder: ranks that die at each start,
-rows that kill the process which computes them, ranks whose disk is full after some files.
+rows that kill the process which computes them, ranks whose disk is full after some files, a rank
+that stops once after some steps.
 """
 
 import errno
@@ -64,6 +65,7 @@ class FakeLoop:
             self._flush()
             return False
         time.sleep(self._engine.faults.get("step_s", 0.005))
+        self._engine.maybe_hang(self._steps)
         for request in list(self._running):
             if self._row[request] in self._engine.faults.get("killers", ()):
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -94,26 +96,31 @@ class FakeLoop:
             num_cached_tokens=np.zeros(len(row), np.int32),
         )
         self._engine.journal.append(table)
-        self._feed.saved(request, table["num_output_tokens"].to_numpy())
+        self._feed.saved(request)
         self._ended = []
 
-    def deposit(self, requests: Any) -> None:
+    def deposit(self, requests: Any, _answers: Any) -> None:
         self._waiting.extend(requests.tolist())
 
     def withdraw(self, requests: Any) -> Any:
         taken = [r for r in requests.tolist() if r in self._waiting]
         self._waiting = deque(r for r in self._waiting if r not in set(taken))
-        return np.array(taken, np.int32)
+        return np.array(taken, np.int32), None
 
-    def observe(self, elsewhere: Any) -> None:
-        assert len(elsewhere.ended) == len(elsewhere.ended_output)
+    def release(self, _memory_s: float, _room: int) -> Any:
+        """The request with most left to do, unless it is the only one; it starts over."""
+        last = max(self._running, key=lambda r: self._running[r], default=None)
+        if last is None or len(self._running) < 2:
+            return np.zeros(0, np.int32), None
+        del self._running[last]
+        return np.array([last], np.int32), None
 
     def figures(self) -> RankFigures:
-        left = len(self._waiting) + len(self._running)
+        waiting, running = len(self._waiting), len(self._running)
         seconds = 0.005 * self._steps
         return RankFigures(
-            len(self._running), len(self._waiting), 0.01 * left, 0.0, seconds, seconds,
-            self._tokens, np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0),
+            running, waiting, 0.01 * waiting, 0.01 * running, 0.0, False, 1000, seconds, seconds,
+            self._tokens, np.zeros(0),
         )  # fmt: skip
 
 
@@ -127,6 +134,14 @@ class FakeEngine:
         self.plan, _ = read_header(job.plan_path)
         self.journal: RankJournal
         self._files = 0
+
+    def maybe_hang(self, steps: int) -> None:
+        """Stop this process, the first of its rank only."""
+        after = self.faults.get("hangs", {}).get(str(self.job.rank))
+        mark = self.job.run_dir.parent / f"hung-{self.job.rank}"
+        if after is not None and steps >= after and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     def check_disk(self) -> None:
         self._files += 1

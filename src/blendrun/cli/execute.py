@@ -48,6 +48,7 @@ def execute(
     output_format: flags.OutputFormatFlag = None,
     output_part_size: flags.OutputPartSize = None,
     time_limit: flags.TimeLimit = None,
+    hang_limit: flags.HangLimit = None,
     retry_errors: flags.RetryErrors = None,
 ) -> None:
     """Run a plan; started again, it continues. Writes RUN_DIR/outputs.parquet."""

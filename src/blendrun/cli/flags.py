@@ -222,6 +222,10 @@ TimeLimit = Annotated[
     str | None,
     typer.Option(help="Stop, with everything saved, before this time is over: 90s, 45m, 1h30m."),
 ]
+HangLimit = Annotated[
+    str | None,
+    typer.Option(help="End a rank that has work and says nothing for this long, say 10m."),
+]
 
 
 def plan_settings(config: Path | None, flags: dict[str, Any]) -> Resolved[PlanSettings]:
@@ -272,12 +276,13 @@ def _json_object(flag: str, text: str) -> dict[str, Any]:
 
 
 def execute_settings(flags: dict[str, Any]) -> ExecuteSettings:
-    """Execute settings from flags; sizes and `time_limit` come as text."""
+    """Execute settings from flags; sizes and limits come as text."""
     flags = dict(flags)
     for name in ("kv_memory", "output_part_size"):
         if flags.get(name) is not None:
             flags[name] = parse_bytes(flags[name])
-    time_limit = flags.pop("time_limit", None)
-    if time_limit is not None:
-        flags["time_limit_s"] = parse_seconds(time_limit)
+    for name in ("time_limit", "hang_limit"):
+        limit = flags.pop(name, None)
+        if limit is not None:
+            flags[f"{name}_s"] = parse_seconds(limit)
     return resolve(ExecuteSettings, flags, {}, "flags").value

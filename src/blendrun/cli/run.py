@@ -33,6 +33,7 @@ _EXECUTE = (
     "output_format",
     "output_part_size",
     "time_limit",
+    "hang_limit",
     "retry_errors",
 )
 
@@ -97,6 +98,7 @@ def run(
     output_format: flags.OutputFormatFlag = None,
     output_part_size: flags.OutputPartSize = None,
     time_limit: flags.TimeLimit = None,
+    hang_limit: flags.HangLimit = None,
     retry_errors: flags.RetryErrors = None,
     tp: flags.Tp = None,
     dp: flags.Dp = None,

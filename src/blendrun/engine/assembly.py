@@ -296,6 +296,7 @@ def _batcher(
         cost,
         requests.seen,
         generated,
+        requests.sequence,
     )
     limits = BatchLimits(pages, settings.page_size, settings.chunk_size, settings.max_seqs)
     budget, seed = plan.settings["budget"], plan.settings["seed"]

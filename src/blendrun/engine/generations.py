@@ -82,6 +82,18 @@ class Generations:
             if n:
                 yield Begun(request, answer.token_ids[:n], answer.logprobs[:n])
 
+    def lengths(self, requests: Int32) -> Int32:
+        """Tokens of each so far."""
+        return self._count[requests]
+
+    def take(self, requests: Int32) -> list[Begun]:
+        """Those of `requests` that have a token; they go on elsewhere, and are forgotten here."""
+        taken = set(requests.tolist())
+        answers = [begun for begun in self.begun() if begun.request in taken]
+        self.forget(taken)
+        self._count[requests] = self._whole[requests] = 0
+        return answers
+
     def forget(self, requests: Iterable[int]) -> None:
         """These have ended, and somebody has noted how."""
         for request in requests:

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
+import pyarrow as pa
 
 from blendrun.cost.cost_model import CostModel
 from blendrun.data.answers import answers_table
 from blendrun.data.results import RankJournal, ResultJournal
+from blendrun.engine.begun import begun_table, to_continue
 from blendrun.engine.deadline import Deadline
 from blendrun.engine.figures_of import figures_of
 from blendrun.engine.generations import Generation, Generations
@@ -25,9 +27,8 @@ from blendrun.engine.requests import EngineRequests
 from blendrun.engine.step_log import StepLog, StepRecord
 from blendrun.engine.torch_backend import StepResult
 from blendrun.engine.unfinished import Unfinished
-from blendrun.schedule.batch import Batch
+from blendrun.schedule.batch import Batch, Freed
 from blendrun.schedule.batcher import Batcher
-from blendrun.schedule.step.outputs import Outputs
 from blendrun.tree.prefix_tree import Int32
 
 
@@ -41,8 +42,8 @@ class Feed(Protocol):
     def begins(self, requests: Int32) -> None:
         """These come in, and are computed next."""
 
-    def saved(self, requests: Int32, output_len: Int32) -> None:
-        """These are answered, safe on disk, with so many tokens."""
+    def saved(self, requests: Int32) -> None:
+        """These are answered, safe on disk."""
 
     def goes_on(self, loop: "RunLoop", is_dry: bool) -> bool:
         """Between steps; waits for more where nothing is left to do. False: this is the end."""
@@ -124,20 +125,27 @@ class RunLoop:
             self._batcher.state, self._stepped_s, self._expected_s, self._output_tokens
         )
 
-    def withdraw(self, requests: Int32) -> Int32:
-        """Give requests back that wait and have not run; those that it gives."""
-        taken, freed = self._batcher.withdraw(requests)
+    def withdraw(self, requests: Int32) -> tuple[Int32, pa.Table]:
+        """Give requests back that wait and have not run; those that it gives, and their answers."""
+        return self._given(*self._batcher.withdraw(requests))
+
+    def release(self, memory_s: float, room: int) -> tuple[Int32, pa.Table]:
+        """Give running requests back, as `Batcher.release`; likewise."""
+        return self._given(*self._batcher.release(memory_s, room))
+
+    def _given(self, requests: Int32, freed: Freed) -> tuple[Int32, pa.Table]:
         self._cache.free(freed)
-        return taken
+        return requests, begun_table(self._requests, self._generations.take(requests))
 
-    def deposit(self, requests: Int32) -> None:
-        """Take requests on, too."""
-        for request in self._batcher.deposit(requests).tolist():
+    def deposit(self, requests: Int32, answers: pa.Table | None = None) -> None:
+        """Take requests on, too; `answers`: what some of them have so far."""
+        if answers is not None:
+            begun, _ = to_continue(self._requests, requests, self._twins, answers)
+            self._generations.forget(answer.request for answer in begun)
+            self._generations.resume(begun)
+        generated = self._generations.lengths(requests)
+        for request in self._batcher.deposit(requests, generated).tolist():
             self.fail(request, self._too_large(request))
-
-    def observe(self, elsewhere: Outputs) -> None:
-        """Other ranks have made these outputs, or make them."""
-        self._batcher.observe(elsewhere)
 
     def fail(self, request: int, error: str) -> None:
         """Answer a request that cannot run with an error row."""
@@ -271,7 +279,7 @@ class RunLoop:
             )
             self._journal.append(table)
             if self._feed is not None:
-                self._feed.saved(request, table["num_output_tokens"].to_numpy())
+                self._feed.saved(request)
             self._saved_rows += len(self._ended)
             self._ended = []
         self._journal.append_steps(self._log.take())

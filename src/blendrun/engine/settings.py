@@ -32,6 +32,8 @@ class ExecuteSettings:
     flush_interval_s: float = 1.0  # finished rows are safe on disk after this long
     unfinished_interval_s: float = 30.0  # and so is what unfinished ones have after this long
     log_interval_s: float = 10.0
+    # a rank that has work and says nothing for so long is ended, and started again
+    hang_limit_s: float = 300.0
     time_limit_s: float | None = None  # of the whole command; it stops in time to save
 
     def __post_init__(self) -> None:
@@ -42,6 +44,8 @@ class ExecuteSettings:
         for name in ("flush_interval_s", "unfinished_interval_s", "log_interval_s"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        if not self.hang_limit_s > 0:
+            raise InputError(f"hang_limit_s must be above 0, not {self.hang_limit_s}")
         if self.output_part_size is not None and self.output_part_size < 1:
             raise InputError(f"output_part_size must be at least 1, not {self.output_part_size}")
         if self.time_limit_s is not None and not self.time_limit_s > 0:

@@ -241,7 +241,9 @@ def prepare(job: SimulatedJob, cost: CostModel, options: SimulateOptions) -> Pre
         first_in_prefill=not paper,
     )
     sequence = np.ascontiguousarray(order.sequence)
-    all_of_it = batcher_job(order.tree, sequence, max_output, planned, learned, cost)
+    all_of_it = batcher_job(
+        order.tree, sequence, max_output, planned, learned, cost, sequence=sequence
+    )
     all_fits = fits_at_once(all_of_it, cost.kv_capacity_tokens * options.dp)
     learns = bool(learned.any())
     how = steering(order.admission, options.budget, cost, learns, options.seed, all_fits)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from blendrun.cost.tensor_shards import WHOLE, Shard
-from blendrun.errors import BackendError
+from blendrun.errors import BackendError, RankLostError
 from blendrun.tree.prefix_tree import Int32
 
 _HEADER_LEN = 24  # numbers: kind, payload's length, the others
@@ -147,7 +147,7 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            raise BackendError(
+            raise RankLostError(
                 f"a tensor-parallel rank does not answer: {self._why()}",
                 "what is finished is saved; the same command continues",
             ) from error

@@ -7,9 +7,11 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import threading
 from collections.abc import Sequence
 from itertools import pairwise
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, cast
 
 from blendrun.launch.child import end_with
@@ -52,10 +54,18 @@ class LocalHandle:
         self.process.start()
         theirs.close()
         lifeline.close()
+        # of its own: a process that hangs reads nothing, and a pipe holds little
+        self._outbox: SimpleQueue[ToRank | None] = SimpleQueue()
+        self._writer = threading.Thread(target=self._write, daemon=True)
+        self._writer.start()
 
     def send(self, message: ToRank) -> None:
+        self._outbox.put(message)
+
+    def _write(self) -> None:
         try:
-            self._pipe.send(message)
+            while (message := self._outbox.get()) is not None:
+                self._pipe.send(message)
         except OSError:
             self._is_open = False
 
@@ -74,6 +84,8 @@ class LocalHandle:
         self._is_open = False
         self.process.kill()
         self.process.join()
+        self._outbox.put(None)
+        self._writer.join()
         self._pipe.close()
         self._lifeline.close()
 

@@ -6,8 +6,9 @@ Requests are numbers of the window's plan. A message is pickled as a whole: a fe
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from blendrun.engine.rank_figures import RankFigures
-from blendrun.schedule.step.outputs import Outputs
 from blendrun.tree.prefix_tree import Int32
 
 
@@ -27,13 +28,7 @@ class Take:
     """To a rank: requests to answer, too."""
 
     requests: Int32
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Learn:
-    """To a rank that has begun: outputs of the others."""
-
-    outputs: Outputs
+    answers: pa.Table | None = None  # UNFINISHED_SCHEMA: what some of them have so far
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +36,14 @@ class Give:
     """To a rank: give these back where they have not begun; answered by `Gave`."""
 
     requests: Int32
+
+
+@dataclass(frozen=True, slots=True)
+class GiveRunning:
+    """To a rank: give requests back that run; answered by `Gave`."""
+
+    memory_s: float  # seconds of KV reads that they have left to do together, at most
+    room: int  # tokens that they have so far, likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,6 @@ class Report:
     """From a rank: how far it is."""
 
     ended: Int32  # requests answered since the last report, safe on disk
-    ended_output: Int32  # tokens of these
     figures: RankFigures
 
 
@@ -92,6 +94,7 @@ class Gave:
     """From a rank: what it gives back."""
 
     requests: Int32
+    answers: pa.Table | None = None  # UNFINISHED_SCHEMA: what some of them have so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,5 +106,5 @@ class Failed:
     hint: str | None
 
 
-ToRank = OpenWindow | Take | Learn | Give | CloseWindow | Stop
+ToRank = OpenWindow | Take | Give | GiveRunning | CloseWindow | Stop
 FromRank = Loaded | Running | Begun | Report | Gave | Closed | Failed

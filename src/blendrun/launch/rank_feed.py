@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from blendrun.launch.messages import Begun, CloseWindow, Gave, Give, Learn, Report, Stop, Take
+from blendrun.launch.messages import (
+    Begun,
+    CloseWindow,
+    Gave,
+    Give,
+    GiveRunning,
+    Report,
+    Stop,
+    Take,
+)
 from blendrun.tree.prefix_tree import Int32
 
 if TYPE_CHECKING:
@@ -23,15 +32,15 @@ class RankFeed:
 
     def __init__(self, channel: "Channel") -> None:
         self._channel = channel
-        self._ended: list[tuple[Int32, Int32]] = []
+        self._ended: list[Int32] = []
         self._reported_at = -np.inf
 
     def begins(self, requests: Int32) -> None:
         """Said before they are computed: whoever finds the rank dead knows what ran."""
         self._channel.send(Begun(requests.copy()))
 
-    def saved(self, requests: Int32, output_len: Int32) -> None:
-        self._ended.append((requests, output_len.astype(np.int32)))
+    def saved(self, requests: Int32) -> None:
+        self._ended.append(requests)
 
     def goes_on(self, loop: "Loop", is_dry: bool) -> bool:
         """Raises StoppedError, or EOFError where the coordinator is gone."""
@@ -46,17 +55,15 @@ class RankFeed:
             if isinstance(message, CloseWindow):
                 return False
             if isinstance(message, Give):
-                self._channel.send(Gave(loop.withdraw(message.requests)))
-            if isinstance(message, Learn):
-                loop.observe(message.outputs)
+                self._channel.send(Gave(*loop.withdraw(message.requests)))
+            if isinstance(message, GiveRunning):
+                self._channel.send(Gave(*loop.release(message.memory_s, message.room)))
             if isinstance(message, Take):
-                loop.deposit(message.requests)
+                loop.deposit(message.requests, message.answers)
                 is_dry = False
         return True
 
     def _report(self, loop: "Loop") -> None:
-        nothing = [(np.zeros(0, np.int32), np.zeros(0, np.int32))]
-        requests, lengths = zip(*(nothing + self._ended), strict=True)
+        ended = np.concatenate([np.zeros(0, np.int32), *self._ended])
         self._ended = []
-        ended, output = np.concatenate(requests), np.concatenate(lengths)
-        self._channel.send(Report(ended, output, loop.figures()))
+        self._channel.send(Report(ended, loop.figures()))

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blendrun.engine.rank_figures import RankFigures
+from blendrun.launch.rest import NOTHING, Rest
 from blendrun.tree.prefix_tree import Int32
 
 _FORGET = 0.9  # per report: a rank is as fast as it was lately
@@ -31,8 +32,9 @@ class RankRecord:
     had: int = 0  # requests that it was given last
     running: int = 0
     waiting: int = 0
-    compute_s: float = 0.0  # left to do
-    memory_s: float = 0.0
+    rest: Rest = NOTHING
+    is_learning: bool = False  # it cannot say yet what is left
+    room: int = 0  # KV tokens that it could hold, too
     mean_len: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     output_tokens: int = 0  # of the process that runs, …
     earlier_tokens: int = 0  # … and of those before
@@ -52,7 +54,8 @@ class RankRecord:
     def note(self, figures: RankFigures) -> None:
         self.reports += 1
         self.running, self.waiting = figures.running, figures.waiting
-        self.compute_s, self.memory_s = figures.compute_s, figures.memory_s
+        self.rest = Rest(figures.compute_s, figures.memory_s, figures.least_s)
+        self.is_learning, self.room = figures.is_learning, figures.room
         self.mean_len, self.output_tokens = figures.mean_len, figures.output_tokens
         now = (figures.stepped_s, figures.expected_s)
         self._stepped_s = _FORGET * self._stepped_s + now[0] - self._before[0]
@@ -63,7 +66,7 @@ class RankRecord:
         """Its process is gone."""
         self.on_trial, self.gives_to, self.gets = None, None, False
         self.running = self.waiting = self.had = self.reports = 0
-        self.compute_s = self.memory_s = 0.0
+        self.rest, self.is_learning, self.room = NOTHING, False, 0
         self.earlier_tokens += self.output_tokens
         self.output_tokens = 0
         self._before = (0.0, 0.0)

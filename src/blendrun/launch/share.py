@@ -7,9 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from blendrun.cost.cost_model import CostModel
+from blendrun.launch.rest import NOTHING, Rest
 from blendrun.schedule.cuts import tail
 from blendrun.schedule.leaf_row import LeafRow
-from blendrun.tree.annotate import Float64, annotate
+from blendrun.tree.annotate import annotate
 from blendrun.tree.density_sides import dense_side_first
 from blendrun.tree.prefix_tree import Int32, PrefixTree
 
@@ -43,28 +44,23 @@ def requests_to_move(
     return shortest
 
 
-def long_ones(
-    tree: PrefixTree, output_len: Int32, cost: CostModel
-) -> tuple[npt.NDArray[np.bool_], Float64]:
-    """Requests with more KV reads for their compute than the whole job, [N]; KV reads, seconds."""
+def sparse_ones(tree: PrefixTree, output_len: Int32, cost: CostModel) -> npt.NDArray[np.bool_]:
+    """Which requests [N] have more KV reads for their compute than the whole job."""
     priced = annotate(tree, output_len, cost)
-    memory_s = priced.request_memory_s
-    sparse: npt.NDArray[np.bool_] = (
-        priced.request_compute_s * memory_s.sum() < priced.request_compute_s.sum() * memory_s
-    )
-    return sparse, memory_s
+    compute_s, memory_s = priced.request_compute_s, priced.request_memory_s
+    sparse: npt.NDArray[np.bool_] = compute_s * memory_s.sum() < compute_s.sum() * memory_s
+    return sparse
 
 
-def last_ones(requests: Int32, seconds: Float64, wanted_s: float) -> Int32:
-    """The last of `requests` whose `seconds` [N] add up to `wanted_s` at most."""
-    from_end = np.cumsum(seconds[requests][::-1])
-    return requests[len(requests) - int(np.searchsorted(from_end, wanted_s, side="right")) :]
+def rest_of(tree: PrefixTree, requests: Int32, output_len: Int32, cost: CostModel) -> Rest:
+    """What `requests` take, with their shares of prefixes that all others need, too."""
+    if not len(requests):
+        return NOTHING
+    priced = annotate(tree, output_len, cost)
+    compute_s = priced.request_compute_s[requests].sum()
+    return Rest(float(compute_s), float(priced.request_memory_s[requests].sum()))
 
 
 def seconds_of(tree: PrefixTree, requests: Int32, output_len: Int32, cost: CostModel) -> float:
-    """Seconds of compute and KV reads perfectly mixed, prefixes shared with all others."""
-    if not len(requests):
-        return 0.0
-    priced = annotate(tree, output_len, cost)
-    compute_s = priced.request_compute_s[requests].sum()
-    return float(cost.overlapped_s(compute_s, priced.request_memory_s[requests].sum()))
+    """Seconds of compute and KV reads perfectly mixed, likewise."""
+    return rest_of(tree, requests, output_len, cost).seconds(cost)

@@ -14,13 +14,16 @@ from blendrun.engine.figures_of import figures_of
 from blendrun.engine.simulated_job import Outcome, Prepared, SimulatedJob, SimulateOptions, prepare
 from blendrun.engine.simulation import COMPUTE, MEMORY, SECONDS, Log, Simulated, VirtualRun
 from blendrun.errors import BackendError
-from blendrun.launch.coordinator import Coordinator, GiveUp, Order, Send, Start, Work
-from blendrun.launch.messages import Begun, Give, Learn, Report, Take
+from blendrun.launch.coordinator import Coordinator
+from blendrun.launch.messages import Begun, Give, GiveRunning, Report, Take
+from blendrun.launch.orders import GiveUp, Order, Send, Start
+from blendrun.launch.work import Work
 from blendrun.schedule.partition import partition
-from blendrun.schedule.step.handover import deposited, observed, withdrawn
+from blendrun.schedule.step.handover import deposited, released, withdrawn
 from blendrun.schedule.step.state import DONE, WAITING
 from blendrun.tree.prefix_tree import Int32
 
+_NOTHING = np.zeros(0, np.int32)
 _QUANTA = 1000  # of a job, in which a rank runs before others are heard
 
 
@@ -91,8 +94,10 @@ class _VirtualRank:
         counts = self.run.state.counts
         return int(counts["num_running"] + counts["num_waiting"]) == 0
 
-    def take(self, message: Take, now_s: float) -> None:
+    def take(self, message: Take, generated: Int32, now_s: float) -> None:
+        """`generated`: output tokens that each of the requests has."""
         self._mine[message.requests] = True
+        self._begun[message.requests] = False
         if self.run is None:
             self.run = self._prepared.rank(
                 message.requests, self._rank, self._keep_chunks, max(now_s, self._begin_s)
@@ -102,19 +107,21 @@ class _VirtualRank:
             if self.is_dry:
                 run.wait_until(now_s)
             run.state, run.order = deposited(
-                run.state, self._prepared.batcher_job, run.order, message.requests
+                run.state, self._prepared.batcher_job, run.order, message.requests, generated
             )
 
-    def learn(self, message: Learn) -> None:
-        if self.run is not None:
-            observed(self.run.state, message.outputs)
-
-    def give(self, requests: Int32) -> Int32:
+    def give(self, message: Give | GiveRunning) -> tuple[Int32, Int32]:
+        """Requests that it gives, and output tokens that they have."""
         if self.run is None:
-            return requests[:0]
-        self.run.order, taken = withdrawn(self.run.state, self.run.order, requests)
+            return _NOTHING, _NOTHING
+        state, order = self.run.state, self.run.order
+        if isinstance(message, Give):
+            self.run.order, taken = withdrawn(state, order, message.requests)
+        else:
+            self.run.order, taken, _ = released(state, order, message.memory_s, message.room)
         self._mine[taken] = False
-        return taken
+        rows = state.requests[taken]
+        return taken, rows["known_len"] - rows["prompt_len"]
 
     def advance(self, log: Log, until_s: float) -> tuple[Begun, Report]:
         run, cost = self.run, self._prepared.cost
@@ -131,7 +138,7 @@ class _VirtualRank:
         requests = np.flatnonzero(ended).astype(np.int32)
         figures = figures_of(run.state, self._stepped_s, self._expected_s, 0)
         began = Begun(np.flatnonzero(begun).astype(np.int32))
-        return began, Report(requests, self._prepared.output_len[requests], figures)
+        return began, Report(requests, figures)
 
 
 class _VirtualRanks:
@@ -141,6 +148,8 @@ class _VirtualRanks:
         self.coordinator = Coordinator(work, parts)
         self._ranks: dict[int, _VirtualRank] = {}
         self._past: list[tuple[int, _VirtualRank]] = []  # processes that have died
+        # output tokens of requests that are on the way from one rank to another, [N]
+        self._generated = np.zeros(prepared.job.tree.num_requests, np.int32)
         self._log = Log.new()
         self._quantum_s = prepared.optimum.practical_s / prepared.options.dp / _QUANTA
 
@@ -180,11 +189,12 @@ class _VirtualRanks:
                 )
                 todo += self.coordinator.loaded(order.rank)
             elif isinstance(order, Send) and isinstance(order.message, Take):
-                self._ranks[order.rank].take(order.message, now_s)
-            elif isinstance(order, Send) and isinstance(order.message, Learn):
-                self._ranks[order.rank].learn(order.message)
-            elif isinstance(order, Send) and isinstance(order.message, Give):
-                taken = self._ranks[order.rank].give(order.message.requests)
+                requests = order.message.requests
+                self._ranks[order.rank].take(order.message, self._generated[requests], now_s)
+                self._generated[requests] = 0
+            elif isinstance(order, Send) and isinstance(order.message, (Give, GiveRunning)):
+                taken, generated = self._ranks[order.rank].give(order.message)
+                self._generated[taken] = generated
                 todo += self.coordinator.gave(order.rank, taken)
             elif isinstance(order, GiveUp):
                 self._ranks.pop(order.rank, None)

@@ -1,7 +1,7 @@
 """Start and end the other ranks of a tensor-parallel group on this machine.
 
-Each is a process with its share of the cores. One that dies is an error of the run, not a hang;
-when the first rank ends, however it does, so do they.
+Each is a process with its share of the cores. One that dies, or takes too long for its part of a
+layer, is an error of the run, not a hang; when the first rank ends, however it does, so do they.
 """
 
 import time
@@ -23,7 +23,6 @@ from blendrun.launch.child import signals_held
 from blendrun.launch.rendezvous import Meeting, join, open_store
 from blendrun.launch.tensor_rank import READY, STARTED, RankJob, run_rank
 
-_ANSWER_S = 600.0  # a rank that takes longer for its part of a layer hangs
 _FOR_EVER_S = 30 * 24 * 3600.0  # a rank that is told waits until the first is gone
 _DYING_S, _END_S = 2.0, 5.0
 
@@ -52,8 +51,8 @@ class _OtherRanks:
     def __init__(self, files: ModelFiles, settings: ExecuteSettings) -> None:
         config, size = DecoderConfig.from_hf(files.config), settings.tp or 1
         check_tp(size, config.num_heads, config.num_kv_heads, files.spec)
-        self._store = open_store()
-        self._meeting = Meeting(self._store.port, _ANSWER_S, settings.deterministic)
+        self._store, self._limit_s = open_store(), settings.hang_limit_s
+        self._meeting = Meeting(self._store.port, settings.hang_limit_s, settings.deterministic)
         self._size, self._threads_before = size, torch.get_num_threads()
         threads = max(1, self._threads_before // size)
         self._processes: list[BaseProcess] = []
@@ -126,7 +125,7 @@ class _OtherRanks:
             said = _last_word(pipe)
             if said or process.sentinel in ended:
                 found.append(f"rank {rank}: {said or _ending(process)}")
-        return "; ".join(found) or "all of them live"
+        return "; ".join(found) or f"all of them live, and one hangs (after {self._limit_s:g} s)"
 
 
 def _last_word(pipe: Connection) -> str:

@@ -4,16 +4,20 @@ The same for every way to start processes. Knows a channel to the coordinator an
 named in its job, so that the engine is loaded here and nowhere else.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+import pyarrow as pa
+
 from blendrun.data.results import RankJournal
 from blendrun.engine.rank_figures import RankFigures
 from blendrun.engine.settings import ExecuteSettings
-from blendrun.errors import BlendrunError
+from blendrun.errors import BlendrunError, RankLostError
 from blendrun.launch.messages import (
     Closed,
     CloseWindow,
@@ -21,6 +25,7 @@ from blendrun.launch.messages import (
     FromRank,
     Gave,
     Give,
+    GiveRunning,
     Loaded,
     OpenWindow,
     Running,
@@ -29,7 +34,6 @@ from blendrun.launch.messages import (
     ToRank,
 )
 from blendrun.launch.rank_feed import RankFeed, StoppedError
-from blendrun.schedule.step.outputs import Outputs
 from blendrun.tree.prefix_tree import Int32
 
 
@@ -65,11 +69,11 @@ class Loop(Protocol):
 
     def run(self) -> None: ...
 
-    def deposit(self, requests: Int32) -> None: ...
+    def deposit(self, requests: Int32, answers: pa.Table | None) -> None: ...
 
-    def withdraw(self, requests: Int32) -> Int32: ...
+    def withdraw(self, requests: Int32) -> tuple[Int32, pa.Table]: ...
 
-    def observe(self, elsewhere: Outputs) -> None: ...
+    def release(self, memory_s: float, room: int) -> tuple[Int32, pa.Table]: ...
 
     def figures(self) -> RankFigures: ...
 
@@ -96,6 +100,9 @@ def run_rank(job: RankJob, channel: Channel) -> None:
                 channel.send(Closed())
     except (StoppedError, EOFError, BrokenPipeError):
         return
+    except RankLostError as error:  # of its own group: this process ends with it, as in a crash
+        print(f"rank {job.rank}: {error.message}", file=sys.stderr)
+        sys.exit(1)
     except BlendrunError as error:
         channel.send(Failed(type(error).__name__, error.message, error.hint))
 
@@ -106,8 +113,8 @@ def _window(opened: OpenWindow, engine: Engine, journal: RankJournal, channel: C
             return
         if isinstance(message, Stop):
             raise StoppedError
-        if isinstance(message, Give):
-            channel.send(Gave(message.requests[:0]))
+        if isinstance(message, (Give, GiveRunning)):
+            channel.send(Gave(np.zeros(0, np.int32)))
     loop, running = engine.window(opened, message.requests, journal, RankFeed(channel))
     channel.send(running)
     loop.run()

@@ -16,8 +16,7 @@ from blendrun.schedule.batch import Batch, Freed
 from blendrun.schedule.step.admit import too_large
 from blendrun.schedule.step.begin import BatcherJob, BatchLimits, Steering, new_state
 from blendrun.schedule.step.decide import OVER, STUCK, TOO_LARGE, commit, decide
-from blendrun.schedule.step.handover import deposited, observed, withdrawn
-from blendrun.schedule.step.outputs import Outputs
+from blendrun.schedule.step.handover import deposited, released, withdrawn
 from blendrun.schedule.step.state import State
 from blendrun.schedule.step.steering import begin, refreshed
 from blendrun.tree.prefix_tree import Int32
@@ -133,17 +132,23 @@ class Batcher:
         self._order, taken = withdrawn(self.state, self._order, requests)
         return taken, Freed(taken[:0], self._dropped())
 
-    def deposit(self, requests: Int32) -> Int32:
-        """Let more requests of the job wait; those that do not fit even alone are left out."""
+    def release(self, memory_s: float, room: int) -> tuple[Int32, Freed]:
+        """Take running requests away as `released` does; them, and pages given back."""
+        self._order, taken, slots = released(self.state, self._order, memory_s, room)
+        return taken, Freed(slots, self._dropped())
+
+    def deposit(self, requests: Int32, generated: Int32) -> Int32:
+        """Let more requests of the job wait; those that do not fit even alone are left out.
+
+        `generated`: output tokens that each of them has.
+        """
         large = too_large(self.state, np.ascontiguousarray(requests, np.int32))
-        fitting = requests[~np.isin(requests, large)]
-        self.state, self._order = deposited(self.state, self._job, self._order, fitting)
+        fits = ~np.isin(requests, large)
+        self.state, self._order = deposited(
+            self.state, self._job, self._order, requests[fits], generated[fits]
+        )
         self.learns = bool(self.state.limits["learns"])
         return large
-
-    def observe(self, elsewhere: Outputs) -> None:
-        """Learn from outputs of requests of the job that run or have ended elsewhere."""
-        observed(self.state, elsewhere)
 
     def _batch(self) -> Batch:
         step, slots, counts = self.state.step, self.state.slots, self.state.counts

@@ -18,6 +18,7 @@ def batcher_job(
     cost: CostModel,
     seen: tuple[Int32, Int32] | None = None,
     generated: Int32 | None = None,
+    sequence: Int32 | None = None,
 ) -> BatcherJob:
     """Price the requests of `order` for the batcher.
 
@@ -26,6 +27,7 @@ def batcher_job(
         max_output, expected_output, learned: [N]; see `BatcherJob`.
         seen: outputs known before: requests of the same stratum, and their lengths.
         generated: [N] output tokens that are there; None: of no request.
+        sequence: [N] requests in planned order, those that come later, too; None: in no order.
     """
     priced = annotate(tree, expected_output, cost)
     decode_s = cost.decode_compute_s(tree.prompt_len, expected_output)
@@ -46,6 +48,7 @@ def batcher_job(
         seen_request=seen_request,
         seen_output=seen_output,
         generated=generated,
+        place=None if sequence is None else np.argsort(sequence).astype(np.int32),
     )
 
 

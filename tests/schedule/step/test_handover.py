@@ -1,5 +1,7 @@
 """Requests that move between batchers: each is answered once, and the sums stay right."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,11 +9,9 @@ from hypothesis import strategies as st
 
 from blendrun.schedule.batcher import Batcher
 from blendrun.schedule.step.begin import ADMISSION, BatchLimits, Steering
-from blendrun.schedule.step.outputs import Outputs
 from tiny_jobs import prompt_lists, tree_of
-from tiny_steps import PRICES, TinyRun, batcher_job
+from tiny_steps import PRICES, TinyRun, batcher_job, distinct
 
-NOTHING = np.zeros(0, np.int32)
 SUMS = ("prefill_s", "rest_decodes", "rest_context", "num_waiting")
 
 
@@ -50,13 +50,60 @@ def test_what_is_withdrawn_does_not_run_and_what_is_given_back_does(
         run.step()
     assert all(run.generated[r] == generated[r] for r in taken)
     back = taken[: data.draw(st.integers(0, len(taken)))]
-    assert not len(run.batcher.deposit(back))
+    assert not len(run.batcher.deposit(back, tokens(run, back)))
     run.finish()
     gone = set(taken.tolist()) - set(back.tolist())
     for request in range(n):
         expected = generated[request] if request in gone else run.output_len[request]
         assert run.generated[request] == expected
     assert run.batcher.free_pages == run.num_pages
+
+
+def tokens(run: TinyRun, requests: np.ndarray) -> np.ndarray:
+    return np.array(run.generated, np.int32)[requests]
+
+
+@settings(max_examples=150, deadline=None)
+@given(runs(), st.data())
+def test_running_requests_that_move_go_on_with_what_they_have(run: TinyRun, data: st.DataObject):
+    for _ in range(data.draw(st.integers(1, 8))):
+        run.step()
+    running, generated = run.batcher.num_running, list(run.generated)
+    taken, freed = run.batcher.release(np.inf, data.draw(st.integers(0, 100)))
+    assert len(freed.slots) == len(taken)
+    assert run.batcher.num_running == running - len(taken)
+    assert run.batcher.num_running or not running
+    for _ in range(data.draw(st.integers(0, 4))):
+        run.step()
+    assert all(run.generated[r] == generated[r] for r in taken)
+    assert not len(run.batcher.deposit(taken, tokens(run, taken)))
+    run.finish()
+    assert run.generated == list(run.output_len)
+    assert run.batcher.free_pages == run.num_pages
+    counts = run.batcher.state.counts
+    assert counts["rest_decodes"] == pytest.approx(0, abs=1e-6)
+    assert counts["rest_context"] == pytest.approx(0, abs=1e-6)
+
+
+def test_requests_with_most_left_to_do_move_first_and_one_stays():
+    run = TinyRun(distinct([2, 2, 2, 2]), [900, 50, 700, 400], max_seqs=4, chunk_size=100)
+    for _ in range(3):
+        run.step()
+    slots = run.batcher.state.slots
+    left_s = {int(s["request"]): s["rest_context"] * PRICES.context_s for s in slots}
+    assert not len(run.batcher.release(left_s[1] / 2, 1000)[0]), "each has more left"
+    assert run.batcher.release(left_s[2] + left_s[1], 1000)[0].tolist() == [2]
+    assert run.batcher.release(np.inf, 3)[0].tolist() == [], "there is no room"
+    assert run.batcher.release(np.inf, 1000)[0].tolist() == [0, 3]
+
+
+def test_what_comes_from_elsewhere_takes_its_place_in_the_planned_order():
+    job = batcher_job(tree_of([[i] for i in range(6)]), [3] * 6)
+    order = np.array([5, 3, 1, 0, 2, 4], np.int32)
+    job = replace(job, order=order[::2], place=np.argsort(order).astype(np.int32))
+    batcher = Batcher(job, BatchLimits(100, 4, 20, 1), PRICES, Steering("one list"))
+    batcher.deposit(order[[1, 5]], np.zeros(2, np.int32))
+    assert batcher.state.lists.left.tolist() == [5, 3, 1, 2, 4]
 
 
 @pytest.mark.parametrize("admission", ADMISSION)
@@ -78,7 +125,7 @@ def test_a_batcher_with_what_it_was_given_is_like_one_that_began_with_it(
 
     moved = batcher([0, 1, 2, 3])
     taken, _ = moved.withdraw(np.array([1, 3], np.int32))
-    moved.deposit(np.array([4, 5], np.int32))
+    moved.deposit(np.array([4, 5], np.int32), np.zeros(2, np.int32))
     fresh = batcher([0, 2, 4, 5])
     assert sorted(taken.tolist()) == [1, 3]
     for name in SUMS:
@@ -87,34 +134,3 @@ def test_a_batcher_with_what_it_was_given_is_like_one_that_began_with_it(
     waiting = [made.state.nodes["waiting"][inner] for made in (moved, fresh)]
     assert np.array_equal(*waiting)
     assert np.array_equal(moved.state.lengths.strata["total"], fresh.state.lengths.strata["total"])
-
-
-def test_outputs_that_ended_elsewhere_are_learned_from():
-    prompts = [[i, 1] for i in range(10)]
-    job = batcher_job(tree_of(prompts), [4] * 10, believed=[50] * 10, max_output=[100] * 10,
-                      learned=True)  # fmt: skip
-    batcher = Batcher(job, BatchLimits(500, 4, 20, 4), PRICES, Steering("two lists", learns=True))
-    before = float(batcher.state.counts["rest_decodes"])
-    batcher.observe(
-        Outputs(np.arange(8, dtype=np.int32), np.full(8, 4, np.int32), NOTHING, NOTHING)
-    )
-    assert batcher.state.lengths.strata["mean_len"][0] == pytest.approx(4, abs=1)
-    assert batcher.state.counts["rest_decodes"] < before / 5
-
-
-def test_outputs_that_run_elsewhere_count_for_as_long_as_they_have_lasted():
-    job = batcher_job(tree_of([[i, 1] for i in range(20)]), [4] * 20, believed=[50] * 20,
-                      max_output=[1000] * 20, learned=True)  # fmt: skip
-    ended, lasting = np.arange(8, dtype=np.int32), np.arange(8, 16, dtype=np.int32)
-    four, age = np.full(8, 4, np.int32), np.full(8, 200, np.int32)
-    means = []
-    for running in (NOTHING, lasting):
-        batcher = Batcher(
-            job, BatchLimits(5000, 4, 20, 4), PRICES, Steering("two lists", learns=True)
-        )
-        batcher.observe(Outputs(ended, four, running, age[: len(running)]))
-        # each time all that run are told, not those that are new
-        batcher.observe(Outputs(NOTHING, NOTHING, running, age[: len(running)]))
-        means.append(float(batcher.state.lengths.strata["mean_len"][0]))
-    # half ended at 4; the others have lasted 200 and are taken to end at about twice that
-    assert means == [pytest.approx(4, abs=1), pytest.approx((4 + 400) / 2, rel=0.15)]

@@ -82,6 +82,8 @@ class BatcherJob:
     seen_output: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
     # [N] output tokens that are there, to be computed once more with the prompt; None: of none
     generated: Int32 | None = None
+    # [N] place in planned order, of requests that may come later, too; None: they come last
+    place: Int32 | None = None
 
     def without(self, requests: Int32) -> "BatcherJob":
         """The job less some of its requests."""
@@ -272,7 +274,6 @@ def _lengths(job: BatcherJob, stratum: Int32, strata: int, longest: int) -> Leng
     return Lengths(
         edge=edge,
         events=events,
-        elsewhere=np.zeros((strata, bins + 1)),
         survival=np.ones((strata, bins + 1)),
         tail=np.zeros((strata, bins + 1)),
         tail_t=np.zeros((strata, bins + 1)),

@@ -82,12 +82,8 @@ def learn(state: State) -> None:
     """Estimate survival anew from all outputs so far, finished and running."""
     lengths, slots, columns = state.lengths, state.slots, state.requests
     num_strata, num_bins = lengths.events.shape
-    running = lengths.elsewhere.copy()
+    running = np.zeros((num_strata, num_bins + 1))
     oldest = np.zeros(num_strata)
-    for stratum in range(num_strata):
-        for b in range(num_bins):
-            if running[stratum, b] > 0:
-                oldest[stratum] = lengths.edge[b]
     for i in range(state.counts.num_running):
         request = slots[state.ordered.by_age[i]].request
         stratum = columns[request].stratum

@@ -1,18 +1,18 @@
-"""Take waiting requests away from a batcher, and give it others: ranks hand work over. Compiled.
+"""Take requests away from a batcher, and give it others: ranks hand work over. Compiled.
 
-Only requests that have not run move: nothing of them is in memory. Sums, prefix counts and lists
-are then as if the batcher had begun with what it has now.
+Nothing in memory moves: what a running request has is computed again where it goes, prompt and
+tokens so far. Sums, prefix counts and lists are then as if the batcher had begun with what it has
+now.
 """
 
 import numpy as np
 
 from blendrun.compiled import compiled, compiled_part
+from blendrun.schedule.step.admit import remove
 from blendrun.schedule.step.begin import BatcherJob, units_of
-from blendrun.schedule.step.expectations import bin_of, learn
 from blendrun.schedule.step.ledger import forget
 from blendrun.schedule.step.lists import still_listed
-from blendrun.schedule.step.outputs import Outputs
-from blendrun.schedule.step.remaining import chunk_s, rest_work, sum_up
+from blendrun.schedule.step.remaining import chunk_s, rest_work
 from blendrun.schedule.step.state import (
     DONE,
     ROOT,
@@ -25,6 +25,8 @@ from blendrun.schedule.step.state import (
 )
 from blendrun.schedule.step.steering import divided
 from blendrun.tree.prefix_tree import Int32
+
+WORTH = 4.0  # KV reads left of a running request that moves, over the compute that it repeats
 
 
 def withdrawn(state: State, order: Int32, requests: Int32) -> tuple[Int32, Int32]:
@@ -40,17 +42,42 @@ def withdrawn(state: State, order: Int32, requests: Int32) -> tuple[Int32, Int32
     return order[~gone[order]], requests[gone[requests]]
 
 
-def deposited(state: State, job: BatcherJob, order: Int32, requests: Int32) -> tuple[State, Int32]:
+def released(state: State, order: Int32, memory_s: float, room: int) -> tuple[Int32, Int32, Int32]:
+    """Take decoding requests away that have about `memory_s` of KV reads left to do together.
+
+    Those with most left go first. What they have so far is no more than `room` tokens.
+
+    Returns:
+        what is left of `order`, the requests taken, and the slots that they leave. Nodes whose
+        pages are given back: as for `withdrawn`.
+    """
+    state.counts["num_dropped"] = 0
+    slots = release(state, memory_s, room, WORTH)
+    requests = state.slots["request"][slots]
+    for slot in slots.tolist():
+        stop(state, slot)
+    return order[~np.isin(order, requests)], requests, slots
+
+
+def deposited(
+    state: State, job: BatcherJob, order: Int32, requests: Int32, generated: Int32
+) -> tuple[State, Int32]:
     """Give `requests`, which are not among those that wait or run, to the batcher of `job`.
+
+    Args:
+        generated: output tokens that each of them has, and that are computed once more.
 
     Returns:
         the state with new lists, and the longer order.
     """
     requests = np.ascontiguousarray(requests, np.int32)
+    state.requests["known_len"][requests] = state.requests["prompt_len"][requests] + generated
     deposit(state, requests)
     if (state.requests["stratum"][requests] != UNLEARNED).any():
         state.limits["learns"] = 1
     order = np.concatenate([order, requests]).astype(np.int32)
+    if job.place is not None:  # sharers of a prefix come one after the other
+        order = order[np.argsort(job.place[order])]
     lists, counts = state.lists, state.counts
     stacks = []
     for stack, used in ((lists.back_left, "num_back_left"), (lists.back_right, "num_back_right")):
@@ -66,19 +93,6 @@ def deposited(state: State, job: BatcherJob, order: Int32, requests: Int32) -> t
     counts["at_left"], counts["at_right"] = 0, len(left)
     units = units_of(job, left if state.limits["admission"] == TWO_ENDED else left[:0])
     return state._replace(lists=state.lists._replace(left=left, units=units)), order
-
-
-def observed(state: State, elsewhere: Outputs) -> None:
-    """Learn from outputs of other batchers, too."""
-    observe(
-        state,
-        np.ascontiguousarray(elsewhere.ended, np.int32),
-        np.ascontiguousarray(elsewhere.ended_output, np.int32),
-        np.ascontiguousarray(elsewhere.running, np.int32),
-        np.ascontiguousarray(elsewhere.age, np.int32),
-    )
-    learn(state)
-    sum_up(state)
 
 
 @compiled
@@ -98,6 +112,40 @@ def withdraw(state: State, requests: Int32, gone: Bools) -> None:
 
 
 @compiled
+def release(state: State, memory_s: float, room: int, worth: float) -> Int32:
+    """Slots of the requests that `released` takes; one at least is left."""
+    slots, counts, columns = state.slots, state.counts, state.requests
+    running = state.ordered.by_age[: counts.num_running]
+    left_s = np.empty(len(running), np.float64)
+    for i in range(len(running)):
+        left_s[i] = slots[running[i]].rest_context * state.limits.context_s
+    chosen, n = np.empty(len(running), np.int32), 0
+    for i in np.argsort(-left_s, kind="mergesort"):
+        slot = running[i]
+        known = columns[slots[slot].request].known_len
+        again_s = chunk_s(state, 0, known)
+        movable = slots[slot].decoding and n + 1 < len(running) and left_s[i] > worth * again_s
+        if movable and left_s[i] <= memory_s and known <= room:
+            memory_s -= left_s[i]
+            room -= known
+            chosen[n] = slot
+            n += 1
+    return chosen[:n]
+
+
+@compiled
+def stop(state: State, slot: int) -> None:
+    """A decoding request leaves without an end."""
+    columns, lengths = state.requests, state.lengths
+    request = state.slots[slot].request
+    if not state.limits.first_in_prefill:
+        columns[request].known_len -= 1  # the prefill that repeats makes no new token
+    if columns[request].stratum != UNLEARNED:
+        lengths.strata[columns[request].stratum].total -= 1
+    remove(state, slot, True)
+
+
+@compiled
 def deposit(state: State, requests: Int32) -> None:
     columns, counts, nodes, lengths = state.requests, state.counts, state.nodes, state.lengths
     for request in requests:
@@ -106,6 +154,7 @@ def deposit(state: State, requests: Int32) -> None:
             nodes[node].waiting += 1
             node = nodes[node].parent
         columns[request].status = WAITING
+        columns[request].num_preempted = columns[request].computed_before = 0  # here, before
         counts.num_waiting += 1
         if columns[request].stratum != UNLEARNED:
             lengths.strata[columns[request].stratum].total += 1
@@ -126,20 +175,3 @@ def _count(state: State, request: int, sign: float) -> None:
             own_s += chunk_s(state, nodes[node].start + nodes[node].filled, nodes[node].end)
         node = nodes[node].parent
     counts.prefill_s += sign * (own_s + state.limits.head_s)
-
-
-@compiled
-def observe(
-    state: State, ended: Int32, ended_output: Int32, running: Int32, running_age: Int32
-) -> None:
-    columns, lengths = state.requests, state.lengths
-    for i in range(len(ended)):
-        stratum = columns[ended[i]].stratum
-        if stratum != UNLEARNED and ended_output[i] > 0:
-            lengths.events[stratum, bin_of(lengths, float(ended_output[i]))] += 1
-            lengths.strata[stratum].finished += 1
-    lengths.elsewhere[:] = 0.0
-    for i in range(len(running)):
-        stratum = columns[running[i]].stratum
-        if stratum != UNLEARNED and running_age[i] > 0:
-            lengths.elsewhere[stratum, bin_of(lengths, float(running_age[i]))] += 1

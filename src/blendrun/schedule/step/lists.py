@@ -39,7 +39,8 @@ def must_divide(state: State) -> bool:
 def divide(state: State, order: Int32) -> tuple[Int32, Int32]:
     """Left and right list of the requests that have not run, from `order`.
 
-    Those of which nothing is known yet and that look dense come last on the left.
+    Those of which nothing is known yet and that look dense come last on the left. What has output
+    tokens already, from elsewhere, comes first on the right: its end should not wait.
 
     Returns:
         left in the order of `order`, and right, longest first.
@@ -61,7 +62,8 @@ def divide(state: State, order: Int32) -> tuple[Int32, Int32]:
         stratum = columns[request].stratum
         if not is_dense(state, request, mean, square, root):
             right[num_right] = request
-            length[num_right] = -mean
+            has_begun = columns[request].known_len > columns[request].prompt_len
+            length[num_right] = -np.inf if has_begun else -mean
             num_right += 1
             columns[request].side = RIGHT
             continue

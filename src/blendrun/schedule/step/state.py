@@ -128,7 +128,6 @@ class Lengths(NamedTuple):
 
     edge: Float64  # [B + 1]
     events: Float64  # [S, B] outputs that ended in the bin
-    elsewhere: Float64  # [S, B + 1] outputs that run in other batchers, by bin of their age
     survival: Float64  # [S, B + 1] share that reaches the bin
     tail: Float64  # [S, B + 1] integral of survival from the bin's edge on
     tail_t: Float64  # [S, B + 1] integral of survival times length
