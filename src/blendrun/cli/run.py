@@ -21,6 +21,7 @@ from blendrun.schedule.plan_record import Plan
 from blendrun.schedule.planner import make_plan
 
 _EXECUTE = (
+    "engine",
     "dtype",
     "kv_memory",
     "page_size",
@@ -84,6 +85,7 @@ def run(
     regex: flags.RegexFlag = None,
     grammar: flags.Grammar = None,
     ignore_eos: flags.IgnoreEos = None,
+    engine: flags.Engine = None,
     dtype: flags.Dtype = None,
     kv_memory: flags.KvMemory = None,
     page_size: flags.PageSize = None,

@@ -12,6 +12,8 @@ from blendrun.schedule.plan_record import Plan
 class ExecuteSettings:
     """Settings of `blendrun execute`."""
 
+    engine: Literal["native", "vllm"] = "native"  # what computes
+    policy: str | None = None  # the order in which requests run; None: that of the plan
     model: str | None = None  # where the plan's model lies now, if it moved
     tp: int | None = None  # tensor-parallel ranks; None: as many as the plan says
     dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of weights and KV
@@ -59,6 +61,7 @@ class ExecuteSettings:
             "dtype": self.dtype,
             "ignore_eos": self.ignore_eos,
             "deterministic": self.deterministic,
+            "engine": self.engine,
         }
         if self.deterministic:  # ranks add up in parts, which rounds otherwise
             identity["tp"] = self.tp or plan.tp
