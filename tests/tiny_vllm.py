@@ -14,6 +14,7 @@ from blendrun.engine import vllm
 from blendrun.engine.attempt import WindowWork
 from blendrun.engine.execute import execute_plan
 from blendrun.engine.settings import ExecuteSettings
+from blendrun.engine.twins import Twins, find_twins
 from blendrun.launch.messages import OpenWindow
 from blendrun.launch.vllm_engine import VllmEngine
 from blendrun.launch.worker import RankJob
@@ -65,8 +66,11 @@ class OneRank:
         )  # fmt: skip
         opened = OpenWindow(work.number, work.pending, *work.requests.seen, begin_s)
         journal = RankJournal(job.run_dir, numbers)
-        loop, running = VllmEngine(job).window(opened, work.pending, journal, _Alone())  # type: ignore[arg-type]
-        work.describe(running.environment)
+        running = Twins.none(work.pending).running
+        if work.settings.prefix_cache:
+            running = find_twins(work.requests, work.pending).running
+        loop, about = VllmEngine(job).window(opened, running, journal, _Alone())  # type: ignore[arg-type]
+        work.describe(about.environment)
         loop.run()
         return begin_s
 

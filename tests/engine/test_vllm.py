@@ -137,7 +137,7 @@ def test_requests_come_in_the_planned_order_and_no_more_than_may_run(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     rows = [{"prompt_token_ids": [5 + i % 3, 6, 7, 10 + i], "max_tokens": 6} for i in range(30)]
-    plan, _ = plan_job(tmp_path, rows, checkpoint, policy="dfs")
+    plan, _ = plan_job(tmp_path, rows, checkpoint, policy="dfs-sets")
     dfs, arrival = OneRank(monkeypatch), OneRank(monkeypatch)
     execute_on_vllm(plan, tmp_path / "arrival", arrival, policy="arrival", max_seqs=4)
     assert [tokens for _, tokens, _ in arrival.added] == [r["prompt_token_ids"] for r in rows]
@@ -223,7 +223,7 @@ def test_log_probabilities_and_scores_are_vllms(checkpoint: Path, tmp_path: Path
     tops = table[0]["output_top_logprobs"]
     assert [[one["logprob"] for one in top] for top in tops] == [[-1.0, -2.0]] * 4
     assert [top[0]["token_id"] for top in tops] == table[0]["output_token_ids"]
-    assert table[1]["prompt_logprobs"] == [None, -1.0, -1.0]
+    assert table[1]["prompt_token_logprobs"] == [None, -1.0, -1.0]
     assert table[1]["num_output_tokens"] == 0
     assert table[2]["score_logprobs"] == [-1.0, -3.0]
     assert table[2]["score_num_tokens"] == [1, 3]
