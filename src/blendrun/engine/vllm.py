@@ -12,14 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from blendrun.data.sampling import MOST_LOGPROBS
 from blendrun.engine.vllm_logprobs import Position
 from blendrun.errors import BackendError, CapacityError, InputError
 
 INSTALL = "pip install 'blendrun[vllm]'; docs/vllm.md says how on a CPU"
-_MOST_LOGPROBS = 20
-# When it starts, vLLM looks at the `__dict__` of all that loaded modules hold; a handle in this one
-# of numba's answers every name with a function.
-_BREAKS_SCAN = "llvmlite.binding.ffi"
 _SCHEDULER = "blendrun.engine.vllm_scheduler.CountingScheduler"
 
 
@@ -73,29 +70,9 @@ class Vllm:
             import vllm
         except ImportError as error:
             raise InputError(f"vLLM cannot be imported: {error}", INSTALL) from error
-        named: dict[str, Any] = {
-            "model": str(folder),
-            "dtype": options.dtype,
-            "tensor_parallel_size": options.tp,
-            "max_model_len": options.max_len,
-            "max_num_seqs": options.max_seqs,
-            "max_num_batched_tokens": max(options.max_step_tokens, options.max_seqs),
-            "enable_prefix_caching": options.prefix_cache,
-            "enable_chunked_prefill": True,
-            "max_logprobs": _MOST_LOGPROBS,
-            "structured_outputs_config": {"backend": "guidance"},  # the native engine's, too
-            "async_scheduling": False,
-            "disable_log_stats": True,
-            "seed": options.seed,
-        }
-        if options.kv_bytes is not None:
-            named["kv_cache_memory_bytes"] = options.kv_bytes
-        if options.block_size is not None:
-            named["block_size"] = options.block_size
-        if can_count():
-            named["scheduler_cls"] = _SCHEDULER
+        named = engine_arguments(folder, options)
         try:
-            with _hidden(_BREAKS_SCAN):
+            with numba_hidden():
                 engine = vllm.LLMEngine.from_engine_args(vllm.EngineArgs(**named))
         except Exception as error:  # whatever it is, another start would end the same way
             kind = CapacityError if "memory" in str(error).lower() else BackendError
@@ -123,6 +100,32 @@ class Vllm:
     @property
     def num_unfinished(self) -> int:
         return int(self._engine.get_num_unfinished_requests())
+
+
+def engine_arguments(folder: Path, options: VllmOptions) -> dict[str, Any]:
+    """As `vllm.EngineArgs` names them. vLLM must be installed."""
+    named: dict[str, Any] = {
+        "model": str(folder),
+        "dtype": options.dtype,
+        "tensor_parallel_size": options.tp,
+        "max_model_len": options.max_len,
+        "max_num_seqs": options.max_seqs,
+        "max_num_batched_tokens": max(options.max_step_tokens, options.max_seqs),
+        "enable_prefix_caching": options.prefix_cache,
+        "enable_chunked_prefill": True,
+        "max_logprobs": MOST_LOGPROBS,
+        "structured_outputs_config": {"backend": "guidance"},  # the native engine's, too
+        "async_scheduling": False,
+        "disable_log_stats": True,
+        "seed": options.seed,
+    }
+    if options.kv_bytes is not None:
+        named["kv_cache_memory_bytes"] = options.kv_bytes
+    if options.block_size is not None:
+        named["block_size"] = options.block_size
+    if can_count():
+        named["scheduler_cls"] = _SCHEDULER
+    return named
 
 
 def can_count() -> bool:
@@ -160,8 +163,13 @@ def bound_cores(cores: Sequence[int], tp: int) -> str:
 
 
 @contextmanager
-def _hidden(name: str) -> Iterator[None]:
-    """A loaded module is not among the loaded ones; who has it keeps it."""
+def numba_hidden() -> Iterator[None]:
+    """One module of numba's is not among the loaded ones while vLLM starts; who has it keeps it.
+
+    vLLM looks at the `__dict__` of all that loaded modules hold, and a handle in this one answers
+    every name with a function.
+    """
+    name = "llvmlite.binding.ffi"
     module = sys.modules.pop(name, None)
     try:
         yield

@@ -83,32 +83,43 @@ class LoadedVllm:
         cls, files: ModelFiles, plan: Plan, settings: ExecuteSettings, size: JobSize, near: int
     ) -> Self:
         """Start vLLM for jobs of `size`, as one of `near` ranks of this machine."""
+        options = vllm_options(files, plan, settings, size, near)
+        return cls.of(Vllm.open(files.folder, options), files, plan)
+
+    @classmethod
+    def of(cls, vllm: Vllm, files: ModelFiles, plan: Plan) -> Self:
+        """Of a vLLM that runs the model in `files`."""
         shape = ModelShape.from_hf_config(files.config, plan.model.name)
-        tp, element_bytes = settings.tp or 1, _ELEMENT_BYTES[settings.dtype]
-        kv_bytes = settings.kv_memory
-        if kv_bytes is None and _is_on_cpu():
-            needed = (size.total + 2 * _LARGEST_BLOCK * (size.requests + 1)) * (
-                shape.kv_bytes_per_token(tp, element_bytes)
-            )
-            kv_bytes = min(needed, kv_memory.free_bytes(near * tp))
-        default_page = ExecuteSettings().page_size
-        options = VllmOptions(
-            dtype=settings.dtype,
-            tp=tp,
-            max_len=min(size.max_len, files.max_position),
-            max_seqs=settings.max_seqs,
-            max_step_tokens=_ROOM_FACTOR * settings.chunk_size,
-            prefix_cache=settings.prefix_cache,
-            kv_bytes=kv_bytes,
-            block_size=None if settings.page_size == default_page else settings.page_size,
-            seed=int(plan.settings["seed"]) % 2**31,
-        )
-        vllm = Vllm.open(files.folder, options)
         marks = ReasoningMarks.from_folder(files.folder)
         detokenizer = Detokenizer.from_folder(
             files.folder, (marks.begin, marks.end) if marks else ()
         )
         return cls(vllm, files, shape, detokenizer, marks)
+
+
+def vllm_options(
+    files: ModelFiles, plan: Plan, settings: ExecuteSettings, size: JobSize, near: int
+) -> VllmOptions:
+    """What vLLM is started with, as one of `near` ranks of this machine."""
+    tp, element_bytes = settings.tp or 1, _ELEMENT_BYTES[settings.dtype]
+    kv_bytes = settings.kv_memory
+    if kv_bytes is None and _is_on_cpu():
+        shape = ModelShape.from_hf_config(files.config, plan.model.name)
+        token_bytes = shape.kv_bytes_per_token(tp, element_bytes)
+        needed = size.total + 2 * _LARGEST_BLOCK * (size.requests + 1)
+        kv_bytes = min(needed * token_bytes, kv_memory.free_bytes(near * tp))
+    default_page = ExecuteSettings().page_size
+    return VllmOptions(
+        dtype=settings.dtype,
+        tp=tp,
+        max_len=min(size.max_len, files.max_position),
+        max_seqs=settings.max_seqs,
+        max_step_tokens=_ROOM_FACTOR * settings.chunk_size,
+        prefix_cache=settings.prefix_cache,
+        kv_bytes=kv_bytes,
+        block_size=None if settings.page_size == default_page else settings.page_size,
+        seed=int(plan.settings["seed"]) % 2**31,
+    )
 
 
 def assemble_vllm(
