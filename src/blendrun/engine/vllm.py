@@ -84,7 +84,8 @@ class Vllm:
     def add(self, request: int, token_ids: list[int], params: Any) -> str | None:
         """Let a request wait; where vLLM refuses it, what it says."""
         try:
-            self._engine.add_request(str(request), {"prompt_token_ids": token_ids}, params)
+            prompt = {"type": "token", "prompt_token_ids": token_ids}
+            self._engine.add_request(str(request), prompt, params)
         except _refusals() as error:
             return " ".join(str(error).split())
         return None

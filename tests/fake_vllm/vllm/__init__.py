@@ -71,8 +71,10 @@ class LLMEngine:
     def get_num_unfinished_requests(self) -> int:
         return len(self._scheduler.requests)
 
-    def add_request(self, request_id: str, prompt: dict[str, list[int]], params: Any) -> str:
+    def add_request(self, request_id: str, prompt: dict[str, Any], params: Any) -> str:
         ids = prompt["prompt_token_ids"]
+        if prompt != {"type": "token", "prompt_token_ids": ids}:
+            raise TypeError(f"a prompt with {list(prompt)}")
         if type(request_id) is not str or request_id in self._scheduler.requests:
             raise TypeError(f"request_id {request_id!r}")
         if not isinstance(params, SamplingParams) or not all(type(token) is int for token in ids):
