@@ -1,9 +1,9 @@
 """Runs batches with vLLM: the batcher says which requests are in, vLLM computes their tokens.
 
 A batch is done when vLLM has made the tokens that it asks for. vLLM schedules by itself, so some
-requests may be ahead of the batcher; their tokens wait here until it asks. It gets requests in the
-order in which the batcher lets them in, and no others: its first-come queue is never longer than
-what the batcher believes to fit.
+requests may be ahead of the batcher; their tokens wait here until it asks. It gets a request when
+the batcher first computes some of it, so that its first-come queue has the batcher's order, and is
+never longer than one step.
 """
 
 import time
@@ -61,8 +61,8 @@ class VllmBackend:
     def run(self, batch: Batch) -> StepResult:
         """Step vLLM until every token is there that the batch asks for."""
         begin = time.perf_counter()
-        for request in batch.new_request.tolist():
-            if request not in self._live:  # it may have gone on while it was sent back
+        for request in batch.request[batch.num_decodes :].tolist():
+            if request not in self._live:  # it goes on here also while it is sent back
                 self._live[request] = self._enter(request)
         asked = batch.request[batch.needs_logits]
         missing = [request for request in asked.tolist() if self._lacks(request)]
