@@ -40,7 +40,7 @@ def test_an_engine_that_dies_is_started_again(
     monkeypatch.setenv("FAKE_VLLM", json.dumps({"deaths": str(tmp_path / "deaths")}))
     notes: list[str] = []
     assert run(plan, tmp_path / "run", dp, notes).num_errors == 0
-    assert [note for note in notes if "ended (exit code 1): it starts again" in note]
+    assert len([note for note in notes if "it starts again" in note]) == 1
     tables = [pq.read_table(tmp_path / name / "outputs.parquet") for name in ("unbroken", "run")]
     names = ["output_token_ids", "finish_reason", "status"]
     assert tables[1].select(names).to_pylist() == tables[0].select(names).to_pylist()
