@@ -215,6 +215,7 @@ def test_log_probabilities_and_scores_are_vllms(checkpoint: Path, tmp_path: Path
         {"prompt_token_ids": [5, 6, 7], "max_tokens": 4, "logprobs": 2, "ignore_eos": True},
         {"prompt_token_ids": [5, 6, 8], "max_tokens": 0, "prompt_logprobs": 1},
         {"prompt_token_ids": [5, 6], "score": [[9], [10, 11, 12]]},
+        {"prompt_token_ids": [5, 8], "max_tokens": 3, "prompt_logprobs": 0, "ignore_eos": True},
     ]
     plan, _ = plan_job(tmp_path, rows, checkpoint)
     execute_on_vllm(plan, tmp_path / "run")
@@ -225,6 +226,7 @@ def test_log_probabilities_and_scores_are_vllms(checkpoint: Path, tmp_path: Path
     assert [top[0]["token_id"] for top in tops] == table[0]["output_token_ids"]
     assert table[1]["prompt_token_logprobs"] == [None, -1.0, -1.0]
     assert table[1]["num_output_tokens"] == 0
+    assert table[3]["prompt_token_logprobs"] == [None, -1.0]
     assert table[2]["score_logprobs"] == [-1.0, -3.0]
     assert table[2]["score_num_tokens"] == [1, 3]
     assert table[2]["score_is_greedy"] == [True, True]

@@ -42,7 +42,7 @@ class Grown:
     request: int
     token_ids: Sequence[int]
     logprobs: Sequence[Position] | None  # of these tokens, where they are asked for
-    prompt_logprobs: Sequence[Position | None] | None  # with the first token, likewise
+    prompt_logprobs: Sequence[Position | None]  # of prompt tokens, in one piece or several
     num_cached: int  # tokens of its prompt that were there
     end: str | None
 
@@ -195,7 +195,7 @@ def _grown(output: Any) -> Grown:
         int(output.request_id),
         answer.token_ids,
         answer.logprobs,
-        output.prompt_logprobs,
+        output.prompt_logprobs or (),
         output.num_cached_tokens or 0,
         (reason or "unknown") if output.finished else None,
     )

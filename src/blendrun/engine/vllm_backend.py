@@ -124,7 +124,7 @@ class VllmBackend:
         live.tokens.extend(grown.token_ids)
         if grown.logprobs is not None:
             live.logprobs.extend(grown.logprobs)
-        if grown.prompt_logprobs is not None:
+        if grown.prompt_logprobs:
             self._scores.keep(grown.request, grown.prompt_logprobs)
         if not live.has_begun:
             live.has_begun = True

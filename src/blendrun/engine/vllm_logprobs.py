@@ -53,11 +53,11 @@ class VllmScores:
 
     def __init__(self, requests: EngineRequests) -> None:
         self._requests = requests
-        self._known: dict[int, Sequence[Position | None]] = {}
+        self._known: dict[int, list[Position | None]] = {}
 
     def keep(self, request: int, positions: Sequence[Position | None]) -> None:
-        """Of all tokens that vLLM took for the prompt of `request`."""
-        self._known[request] = positions
+        """Of the next tokens of what vLLM took for the prompt of `request`."""
+        self._known.setdefault(request, []).extend(positions)
 
     def take(self, request: int) -> TokenLogprobs | None:
         """Those of the prompt of a request that ends, if it asks."""

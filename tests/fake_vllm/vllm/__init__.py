@@ -123,10 +123,11 @@ class LLMEngine:
             reason = "length"
         if reason is not None:
             self._scheduler.finish_requests(request.request_id)
-        prompt_logprobs = None
-        if is_first and params.prompt_logprobs is not None:
+        prompt_logprobs: list[Any] | None = None
+        if params.prompt_logprobs is not None:
             ids = request.token_ids[1:prompt_len]
-            prompt_logprobs = [None, *(self._best(t, params.prompt_logprobs) for t in ids)]
+            best = [None, *(self._best(t, params.prompt_logprobs) for t in ids)]
+            prompt_logprobs = best if is_first else []
         logprobs = None if params.logprobs is None else [self._best(token, params.logprobs)]
         return SimpleNamespace(
             request_id=request.request_id,
