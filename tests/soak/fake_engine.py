@@ -18,8 +18,8 @@ from blendrun.data.model_files import ModelFiles, resolve_model
 from blendrun.engine import assembly, attempt, execute
 from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.noise import uniforms
+from blendrun.engine.step_result import StepResult
 from blendrun.engine.tensor_group import ALONE
-from blendrun.engine.torch_backend import StepResult
 from blendrun.schedule.batch import Batch
 from tiny_models import write_tokenizer
 

@@ -30,6 +30,8 @@ INTERRUPTED = 130
 def execute(
     plan: Annotated[Path, typer.Argument(help="A plan made by blendrun plan.")],
     run_dir: flags.RunDir = None,
+    engine: flags.Engine = None,
+    policy: flags.RunPolicy = None,
     model: flags.ModelPath = None,
     tp: flags.RunTp = None,
     dp: flags.RunDp = None,
@@ -71,7 +73,10 @@ def run_plan(
     """
     settings = flags.execute_settings(given)
     num_ranks = ranks.number(plan)
-    with engine_run(run_dir, settings) as events, ranks.group(num_ranks, events) as group:
+    with (
+        engine_run(run_dir, settings) as events,
+        ranks.group(num_ranks, settings, events) as group,
+    ):
         from blendrun.engine.execute import execute_plan
         from blendrun.launch.tensor_group import load_model
 

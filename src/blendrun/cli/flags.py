@@ -168,6 +168,13 @@ Grammar = Annotated[
 IgnoreEos = Annotated[
     bool | None, typer.Option("--ignore-eos", help="Go on to max_tokens whatever the model says.")
 ]
+Engine = Annotated[
+    str | None, _run("engine", "What computes: native, or vllm (docs/vllm.md).", "--engine")
+]
+RunPolicy = Annotated[
+    str | None,
+    typer.Option("--policy", help="Another order than the plan's (default: the plan's)."),
+]
 RunDir = Annotated[Path | None, typer.Option(help="Folder of the run (default: NAME.run).")]
 ModelPath = Annotated[str | None, typer.Option(help="Where the plan's model lies, if it moved.")]
 RunTp = Annotated[

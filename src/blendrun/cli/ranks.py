@@ -11,9 +11,14 @@ from blendrun.schedule.plan_file import read_header
 
 if TYPE_CHECKING:
     from blendrun.engine.attempt import RunEvents
+    from blendrun.engine.settings import ExecuteSettings
     from blendrun.launch.rank_group import RankGroup
 
 LOCAL, RAY = "local", "ray"
+_ENGINES = {
+    "native": "blendrun.launch.torch_engine:open_engine",
+    "vllm": "blendrun.launch.vllm_engine:open_engine",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +53,27 @@ class RankFlags:
         return self.dp or read_header(plan)[0].dp
 
     @contextmanager
-    def group(self, num_ranks: int, events: "RunEvents") -> Iterator["RankGroup | None"]:
+    def group(
+        self, num_ranks: int, settings: "ExecuteSettings", events: "RunEvents"
+    ) -> Iterator["RankGroup | None"]:
         """The ranks, connected to what starts them; None: this process does the work.
+
+        vLLM always has a process of its own, which can die and be started again.
 
         Raises:
             InputError: no cluster is there, or it is too small.
         """
         from blendrun.launch.rank_group import RankGroup
 
+        engine = _ENGINES[settings.engine]
         if self.launcher == RAY:
             from blendrun.launch.ray_ranks import RayLauncher
 
             with closing(RayLauncher(num_ranks, self.ray_address, events.note)) as launcher:
-                yield RankGroup(launcher, num_ranks)
-        elif num_ranks > 1:
+                yield RankGroup(launcher, num_ranks, engine)
+        elif num_ranks > 1 or settings.engine != "native":
             from blendrun.launch.local import LocalLauncher
 
-            yield RankGroup(LocalLauncher(num_ranks), num_ranks)
+            yield RankGroup(LocalLauncher(num_ranks), num_ranks, engine)
         else:
             yield None

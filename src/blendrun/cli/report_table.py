@@ -23,6 +23,8 @@ def print_report(report: Report, folder: Path) -> None:
     if report.explained:
         print_gap(out, report.explained.facts)
     out.print(figures([*_speed(report), *_sharing(report), *_optimum(report)]))
+    if report.unknown:
+        out.print(f"{environment['attention']} does not tell: {', '.join(report.unknown)}")
     if report.timeline.num_rows:
         out.print()
         out.print("over time")

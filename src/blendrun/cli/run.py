@@ -21,6 +21,7 @@ from blendrun.schedule.plan_record import Plan
 from blendrun.schedule.planner import make_plan
 
 _EXECUTE = (
+    "engine",
     "dtype",
     "load_format",
     "kv_memory",
@@ -86,6 +87,7 @@ def run(
     regex: flags.RegexFlag = None,
     grammar: flags.Grammar = None,
     ignore_eos: flags.IgnoreEos = None,
+    engine: flags.Engine = None,
     dtype: flags.Dtype = None,
     load_format: flags.LoadFormat = None,
     kv_memory: flags.KvMemory = None,

@@ -20,6 +20,7 @@ _CHANGED = {
     "model": "its model is another",
     "weights": "its weights are others",
 }
+_ALWAYS_WAS = {"engine": "native"}  # in runs of versions that do not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +72,11 @@ class Manifest:
 
     def check_same_job(self, identity: Mapping[str, Any], run_dir: Path) -> None:
         """Raises PlanError with the names of what differs."""
+        mine = {**_ALWAYS_WAS, **self.identity}
         changed = [
-            _CHANGED.get(key, f"{key} was {self.identity.get(key)}, now {value}")
+            _CHANGED.get(key, f"{key} was {mine.get(key)}, now {value}")
             for key, value in identity.items()
-            if self.identity.get(key) != value
+            if mine.get(key) != value
         ]
         if changed:
             raise PlanError(

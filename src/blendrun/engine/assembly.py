@@ -184,14 +184,10 @@ def assemble(
     generated = np.zeros(len(requests), np.int32)
     generated[[answer.request for answer in begun]] = [len(answer.token_ids) for answer in begun]
     mine = pending if share is None else share.requests
-    batcher = _batcher(plan, settings, requests, mine, generated, cost, pages)
+    batcher = make_batcher(plan, settings, requests, mine, generated, cost, pages)
 
     def too_large(request: int) -> str:
-        return (
-            f"needs_more_memory: {kv_memory.longest_len(requests, request)} tokens with the "
-            f"prefixes they share need more than {pages} KV pages of {settings.page_size} tokens; "
-            "--retry-errors with more --kv-memory can answer it"
-        )
+        return kv_memory.too_large(requests, request, pages, settings.page_size)
 
     cache = PrefixCache(
         requests.tree,
@@ -278,7 +274,7 @@ def assemble(
     return Assembled(loop, len(begun), later, environment)
 
 
-def _batcher(
+def make_batcher(
     plan: Plan,
     settings: ExecuteSettings,
     requests: EngineRequests,
@@ -287,6 +283,7 @@ def _batcher(
     cost: CostModel,
     pages: int,
 ) -> Batcher:
+    """The batcher of the requests `pending`, which have `generated` [N] tokens each."""
     job = batcher_job(
         requests.tree,
         pending,

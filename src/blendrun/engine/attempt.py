@@ -22,8 +22,10 @@ from blendrun.data.results import ResultJournal, keys_of, read_answers
 from blendrun.engine.assembly import LoadedModel, assemble, find_model
 from blendrun.engine.deadline import Deadline
 from blendrun.engine.loop import Advance
+from blendrun.engine.policy import with_policy
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.settings import ExecuteSettings
+from blendrun.errors import BackendError
 from blendrun.schedule.plan_file import read_plan, window_paths
 from blendrun.schedule.plan_record import Plan
 from blendrun.schedule.step.begin import sampled
@@ -110,7 +112,8 @@ class RunAttempt:
         attempt = Attempt(datetime.now(UTC).isoformat(timespec="seconds"))
         manifest = replace(manifest, attempts=(*manifest.attempts, attempt))
         self._sample_only, self._ranks = sample_only, ranks
-        self._plan, self._events = plan, events
+        self._plan = self._ordered = plan
+        self._events = events
         self._settings = replace(settings, tp=settings.tp or plan.tp)
         self._load_model = load
         self._journal, self._keys, self._deadline = journal, keys, deadline
@@ -141,6 +144,7 @@ class RunAttempt:
         for number, path in enumerate(window_paths(plan_path, self._plan)):
             stored = read_plan(path)
             requests = EngineRequests.of(stored, self._settings.ignore_eos, self._keys)
+            self._ordered, requests = with_policy(self._plan, requests, self._settings.policy)
             pending = _pending(requests, self._finished)
             if self._sample_only:
                 pending = _sample(requests, pending, self._plan.settings["seed"])
@@ -201,9 +205,11 @@ class RunAttempt:
         self.manifest = replace(self.manifest, attempts=attempts)
 
     def _generate(self, requests: EngineRequests, pending: Int32) -> None:
+        if self._settings.engine != "native":
+            raise BackendError(f"{self._settings.engine} runs in a process of its own")
         model = self._model or self._load()
         engine = assemble(
-            self._plan,
+            self._ordered,
             self._settings,
             model,
             requests,

@@ -31,7 +31,9 @@ from blendrun.engine.assembly import find_model
 from blendrun.engine.attempt import ModelLoader, Ranks, RunAttempt, RunEvents
 from blendrun.engine.deadline import Deadline
 from blendrun.engine.decoder_config import DecoderConfig
+from blendrun.engine.policy import check_policy
 from blendrun.engine.settings import ExecuteSettings
+from blendrun.engine.vllm_checks import check_vllm
 from blendrun.errors import InputError, PlanError
 from blendrun.schedule.continued_run import check_continues, plan_keys
 from blendrun.schedule.plan_file import read_header
@@ -214,8 +216,11 @@ def _check_executable(plan: Plan, settings: ExecuteSettings) -> None:
             f"{plan.model.name} is a model shape without weights: it can be planned, not executed",
             "plan with a checkpoint: --model FOLDER, FILE.gguf or a Hugging Face id",
         )
+    check_policy(plan, settings.policy)
+    if settings.engine == "vllm":
+        check_vllm(settings)
     tp = settings.tp or plan.tp
-    if tp > 1:
+    if tp > 1 and settings.engine == "native":
         files = resolve_model(settings.model or plan.model.spec, weights=False)
         config = DecoderConfig.from_hf(files.config)
         check_tp(tp, config.num_heads, config.num_kv_heads, plan.model.name)

@@ -5,7 +5,7 @@ its token ids, not in its text), at a stop string (which is cut from its text), 
 look like allows nothing more, or at `max_tokens`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,6 +99,10 @@ class Generations:
         for request in requests:
             self._answers.pop(request, None)
 
+    def num_tokens(self, request: int) -> int:
+        """Generated tokens of a request that has not ended."""
+        return int(self._count[request])
+
     def tokens(self, request: int, start: int, end: int) -> Int32:
         """Known tokens at positions [start, end) of prompt and output together."""
         prompt = self._requests.prompt(request)
@@ -137,10 +141,12 @@ class Generations:
         token_ids: Int32,
         bad: npt.NDArray[np.bool_],
         logprobs: StepLogprobs | None = None,
+        errors: Mapping[int, str] | None = None,
     ) -> tuple[npt.NDArray[np.bool_], list[Generation]]:
         """Take one new token of each request; which are over [S], and their generations.
 
-        Those that are over stay known until `forget`.
+        Those that are over stay known until `forget`. `errors`: by request, why it is `bad`, where
+        that is not its logits' fault.
         """
         columns = self._requests
         for request, token in zip(requests.tolist(), token_ids.tolist(), strict=True):
@@ -158,8 +164,11 @@ class Generations:
                 over[i], ends[i] = True, end
         ended = []
         for i in np.flatnonzero(over).tolist():
-            end = End(None, error=NON_FINITE) if bad[i] else BY_MODEL if is_eos[i] else LENGTH
-            ended.append(self._ended(int(requests[i]), ends.get(i, end)))
+            request = int(requests[i])
+            end = BY_MODEL if is_eos[i] else LENGTH
+            if bad[i]:
+                end = End(None, error=(errors or {}).get(request, NON_FINITE))
+            ended.append(self._ended(request, ends.get(i, end)))
         going = requests[~over]
         self._whole[going] = self._count[going]
         return over, ended

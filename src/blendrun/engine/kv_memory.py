@@ -59,3 +59,12 @@ def num_pages(
 def longest_len(requests: EngineRequests, request: int) -> int:
     """Context of a request that uses all of its `max_tokens`, in tokens."""
     return int(requests.prompt_len[request]) + int(requests.max_tokens[request])
+
+
+def too_large(requests: EngineRequests, request: int, pages: int, page_size: int) -> str:
+    """The error of a request that does not fit into all pages."""
+    return (
+        f"needs_more_memory: {longest_len(requests, request)} tokens with the prefixes they share "
+        f"need more than {pages} KV pages of {page_size} tokens; "
+        "--retry-errors with more --kv-memory can answer it"
+    )

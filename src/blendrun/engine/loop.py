@@ -16,16 +16,16 @@ import pyarrow as pa
 from blendrun.cost.cost_model import CostModel
 from blendrun.data.answers import answers_table
 from blendrun.data.results import RankJournal, ResultJournal
+from blendrun.data.scores import Score
+from blendrun.data.token_logprobs import TokenLogprobs
 from blendrun.engine.begun import begun_table, to_continue
 from blendrun.engine.deadline import Deadline
 from blendrun.engine.figures_of import figures_of
 from blendrun.engine.generations import Generation, Generations
-from blendrun.engine.prefix_cache import PrefixCache
-from blendrun.engine.prompt_scores import PromptScores
 from blendrun.engine.rank_figures import RankFigures
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.step_log import StepLog, StepRecord
-from blendrun.engine.torch_backend import StepResult
+from blendrun.engine.step_result import EngineCounts, StepResult
 from blendrun.engine.unfinished import Unfinished
 from blendrun.schedule.batch import Batch, Freed
 from blendrun.schedule.batcher import Batcher
@@ -34,6 +34,31 @@ from blendrun.tree.prefix_tree import Int32
 
 class Backend(Protocol):
     def run(self, batch: Batch) -> StepResult: ...
+
+
+class Cache(Protocol):
+    """Where K and V lie: `PrefixCache`, or what stands for an engine's own."""
+
+    @property
+    def num_pages(self) -> int: ...
+
+    def begin_step(self, batch: Batch) -> None: ...
+
+    def free(self, freed: Freed) -> None:
+        """These have ended, or are not needed any more."""
+
+    def check_integrity(self, free_pages: int) -> None:
+        """At the end. Raises BackendError where it holds anything else than the batcher says."""
+
+
+class Scores(Protocol):
+    """Log-probabilities of prompts, for requests that ask; the methods of `PromptScores`."""
+
+    def take(self, request: int) -> TokenLogprobs | None: ...
+
+    def take_score(self, request: int) -> Score | None: ...
+
+    def forget(self, request: int) -> None: ...
 
 
 class Feed(Protocol):
@@ -71,10 +96,10 @@ class RunLoop:
         self,
         requests: EngineRequests,
         batcher: Batcher,
-        cache: PrefixCache,
+        cache: Cache,
         backend: Backend,
         generations: Generations,
-        scores: PromptScores,
+        scores: Scores,
         journal: ResultJournal | RankJournal,
         unfinished: Unfinished,
         cost: CostModel,
@@ -88,8 +113,10 @@ class RunLoop:
         on_step: Callable[[Advance], None],
         rank: int = 0,
         feed: Feed | None = None,
+        num_cached: Int32 | None = None,
     ) -> None:
-        self._rank, self._feed = rank, feed
+        """`num_cached` [N]: prompt tokens that an engine with its own cache did not compute."""
+        self._rank, self._feed, self._num_cached = rank, feed, num_cached
         self._stepped_s = self._expected_s = 0.0
         self._requests, self._batcher, self._cache = requests, batcher, cache
         self._backend, self._generations, self._scores = backend, generations, scores
@@ -169,6 +196,7 @@ class RunLoop:
         end = time.monotonic()
         self._deadline.note_step(end - begin)
         batcher = self._batcher
+        counts = result.counts or self._counts(batch, *before)
         self._note_pace(end - begin, compute_s, memory_s, int(batch.num_tokens.sum()))
         self._log.add(
             StepRecord(
@@ -177,18 +205,18 @@ class RunLoop:
                 step=batch.step,
                 start_s=begin - self._begin,
                 step_s=end - begin,
-                prefill_tokens=batch.num_prefill_tokens,
-                decode_tokens=batch.num_decodes,
+                prefill_tokens=counts.prefill_tokens,
+                decode_tokens=counts.decode_tokens,
                 output_tokens=len(result.token_ids),
-                running=batcher.num_running,
+                running=counts.running,
                 running_left=batcher.num_running - batcher.num_right,
                 waiting=batcher.num_waiting,
                 finished=ended,
-                pages_used=self._cache.num_pages - batcher.free_pages,
+                pages_used=counts.pages_used,
                 pages_idle=batcher.idle_pages,
                 num_pages=self._cache.num_pages,
-                preemptions=batcher.preemptions - before[0],
-                recomputed_tokens=batcher.recomputed_tokens - before[1],
+                preemptions=counts.preemptions,
+                recomputed_tokens=counts.recomputed_tokens,
                 predicted_compute_s=compute_s,
                 predicted_memory_s=memory_s,
                 decide_s=batcher.decide_s,
@@ -205,11 +233,23 @@ class RunLoop:
         self._on_step(self._advance(end))
         return True
 
+    def _counts(self, batch: Batch, preemptions: int, recomputed_tokens: int) -> EngineCounts:
+        """What `batch` did, and what there was of some things before it."""
+        batcher = self._batcher
+        return EngineCounts(
+            batch.num_prefill_tokens,
+            batch.num_decodes,
+            batcher.num_running,
+            self._cache.num_pages - batcher.free_pages,
+            batcher.preemptions - preemptions,
+            batcher.recomputed_tokens - recomputed_tokens,
+        )
+
     def _commit(self, batch: Batch, result: StepResult) -> int:
         finished = np.zeros(len(batch.slot), np.bool_)
         drew = np.flatnonzero(batch.needs_logits)
         over, ended = self._generations.add(
-            batch.request[drew], result.token_ids, result.bad, result.logprobs
+            batch.request[drew], result.token_ids, result.bad, result.logprobs, result.errors
         )
         finished[drew] = over
         for generation in ended:
@@ -261,7 +301,8 @@ class RunLoop:
             request = np.array([g.request for g in self._ended], np.int32)
             prompt_len = self._requests.prompt_len[request]
             is_copy = np.array([g.is_copy for g in self._ended], np.bool_)
-            cached = np.where(is_copy, prompt_len, np.maximum(self._batcher.num_cached[request], 0))
+            known = self._batcher.num_cached if self._num_cached is None else self._num_cached
+            cached = np.where(is_copy, prompt_len, np.maximum(known[request], 0))
             table = answers_table(
                 row=self._requests.row[request],
                 output_index=self._requests.sample[request],

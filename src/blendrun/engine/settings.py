@@ -13,6 +13,8 @@ from blendrun.schedule.plan_record import Plan
 class ExecuteSettings:
     """Settings of `blendrun execute`."""
 
+    engine: Literal["native", "vllm"] = "native"  # what computes
+    policy: str | None = None  # the order in which requests run; None: that of the plan
     model: str | None = None  # where the plan's model lies now, if it moved
     tp: int | None = None  # tensor-parallel ranks; None: as many as the plan says
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"  # of weights and KV
@@ -69,6 +71,7 @@ class ExecuteSettings:
             "dtype": self.dtype,
             "ignore_eos": self.ignore_eos,
             "deterministic": self.deterministic,
+            "engine": self.engine,
         }
         if self.load_format != "safetensors":
             identity["load_format"] = self.load_format

@@ -5,7 +5,6 @@ part of it (`step_runner.py`, `follower.py`).
 """
 
 import time
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -16,27 +15,16 @@ from blendrun.engine.decoder import Decoder
 from blendrun.engine.drawing import Drawn, TokenDrawer
 from blendrun.engine.generations import Generations
 from blendrun.engine.guides import Guides
-from blendrun.engine.logprobs import StepLogprobs, joined, logprobs
+from blendrun.engine.logprobs import joined, logprobs
 from blendrun.engine.prefix_cache import PrefixCache
 from blendrun.engine.prompt_scores import PromptScores, Wanted
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.step_inputs import StepInputs
+from blendrun.engine.step_result import StepResult
 from blendrun.engine.step_runner import KvPages, StepRunner
 from blendrun.kernels.cpu.attention import CpuAttention
 from blendrun.schedule.batch import Batch
 from blendrun.tree.prefix_tree import Int32
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """New tokens of the sequences that needed logits, in batch order, and where time went."""
-
-    token_ids: Int32  # [R]
-    bad: npt.NDArray[np.bool_]  # [R] logits were not finite
-    attention_s: float  # attention and KV writes
-    model_s: float  # everything else in the model
-    sample_s: float
-    logprobs: StepLogprobs | None = None
 
 
 class TorchBackend:

@@ -12,6 +12,7 @@ from blendrun.engine.assembly import RankShare, assemble, find_model
 from blendrun.engine.deadline import Deadline
 from blendrun.engine.kv_memory import free_bytes
 from blendrun.engine.loop import RunLoop
+from blendrun.engine.policy import with_policy
 from blendrun.engine.requests import EngineRequests
 from blendrun.launch.messages import OpenWindow, Running
 from blendrun.launch.rank_feed import RankFeed
@@ -37,8 +38,9 @@ class TorchEngine:
         job = self._job
         stored = read_plan(window_paths(job.plan_path, self._plan)[opened.number])
         everyone = EngineRequests.of(stored, job.settings.ignore_eos, self._keys)
+        plan, everyone = with_policy(self._plan, everyone, job.settings.policy)
         made = assemble(
-            self._plan,
+            plan,
             replace(job.settings, kv_memory=self._kv_memory()),
             self._model,
             replace(everyone, seen=(opened.seen_request, opened.seen_output)),

@@ -53,6 +53,11 @@ class Report:
     explained: Explained | None  # None where nothing ran
 
     @property
+    def unknown(self) -> tuple[str, ...]:
+        """Figures that the run's engine does not tell."""
+        return tuple(self.manifest.environment.get("unknown", ()))
+
+    @property
     def gap(self) -> Gap | None:
         """Where the wall time went."""
         return self.explained.facts.gap if self.explained else None
@@ -103,7 +108,7 @@ class Report:
             values |= {f"gap_{part}_s": seconds for part, seconds in self.gap.seconds.items()}
             values["gap_wall_s"] = self.gap.wall_s
             values["gap_gradient_compute"], values["gap_gradient_memory"] = self.gap.gradient
-        return values
+        return values | dict.fromkeys(self.unknown)
 
     def _frac(self, best_s: float | None) -> float | None:
         generate_s = self.metrics.generate_s

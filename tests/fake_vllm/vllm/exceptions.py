@@ -1,0 +1,2 @@
+class VLLMClientError(Exception):
+    """Not a ValueError, as in the real one."""
