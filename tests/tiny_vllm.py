@@ -84,7 +84,7 @@ class _Alone:
     def begins(self, requests: np.ndarray) -> None:
         pass
 
-    def saved(self, requests: np.ndarray, output_len: np.ndarray) -> None:
+    def saved(self, requests: np.ndarray) -> None:
         pass
 
     def goes_on(self, loop: Any, is_dry: bool) -> bool:
