@@ -21,13 +21,14 @@ SOAK_KILLS ?= 1000
 SOAK_RUNS ?= 200
 BENCH_ARGS ?=
 
-.PHONY: help setup demo test test-ray lint fuzz soak soak-ranks sanitize
+.PHONY: help setup demo test test-ray kernel-table lint fuzz soak soak-ranks sanitize
 
 help:
 	@echo 'make demo    a small job on a real model: plan, execute, report'
 	@echo 'make test    all tests'
 	@echo 'make test-ray   runs on a Ray cluster of three nodes on this machine; installs Ray into $(RAY_VENV)'
 	@echo 'make lint    ruff and mypy'
+	@echo 'make kernel-table   registers, spills and shared memory of the GPU kernels; needs no GPU'
 	@echo 'make sanitize   tests of the C++ kernels, with checks of addresses and undefined behaviour'
 	@echo 'make fuzz    broken JSON lines for FUZZ_MINUTES (10)'
 	@echo 'make soak    SOAK_KILLS (1000) random kills: every run must end as an unbroken one'
@@ -78,6 +79,9 @@ $(RAY_STAMP): $(STAMP)
 
 test-ray: $(RAY_STAMP)
 	$(RAY_VENV)/bin/python -m pytest tests/ray_cluster
+
+kernel-table: setup
+	$(BIN)/python -m blendrun.kernels.triton.compiled_ahead
 
 lint: setup
 	$(BIN)/ruff check

@@ -10,8 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -107,35 +106,27 @@ def _usage(cubin: bytes) -> tuple[int, int]:
     return int(found[0]), int(found[1]) + int(found[2])
 
 
-def main(argv: Iterable[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Prints the table; 1 where something spills or does not fit."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--arch", type=int, action="append", choices=sorted(SHARED_BYTES))
-    parser.add_argument("--match", default="", help="only launches whose name contains this")
-    parser.add_argument("--jobs", type=int, default=1, help="compilations at once")
-    options = parser.parse_args(None if argv is None else list(argv))
-    work = [
-        (name, launch, arch)
-        for arch in options.arch or sorted(SHARED_BYTES)
-        for name, launch in model_launches(arch).items()
-        if options.match in name
-    ]
+    parser.add_argument("--match", action="append", help="only launches whose name contains it")
+    options = parser.parse_args(argv)
     print(f"{'launch':60} {'sm':>4} {'warps':>5} {'registers':>9} {'spilled':>7} {'shared':>7}")
-    misfits = 0
-    with ThreadPoolExecutor(options.jobs) as pool:
-        for (name, _, arch), made in zip(
-            work, pool.map(lambda item: compile_launch(*item[1:]), work), strict=True
-        ):
-            print(
-                f"{name:60} {arch:4} {made.num_warps:5} {made.registers:9} "
-                f"{made.spilled_bytes:7} {made.shared_bytes:7}",
-                flush=True,
-            )
+    count = misfits = 0
+    for arch in options.arch or sorted(SHARED_BYTES):
+        for name, launch in model_launches(arch).items():
+            if not any(text in name for text in options.match or [""]):
+                continue
+            made = compile_launch(launch, arch)
+            needs = f"{made.num_warps:5} {made.registers:9} {made.spilled_bytes:7}"
+            print(f"{name:60} {arch:4} {needs} {made.shared_bytes:7}", flush=True)
+            count += 1
             reason = made.misfit(arch)
             if reason is not None:
                 misfits += 1
                 print(f"{name} on sm_{arch}: {reason}", file=sys.stderr)
-    print(f"{len(work)} compiled, {misfits} that do not fit")
+    print(f"{count} compiled, {misfits} that do not fit")
     return int(misfits > 0)
 
 

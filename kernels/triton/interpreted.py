@@ -22,7 +22,11 @@ def rounded(x, dtype: tl.constexpr):
 
 @triton.jit
 def matmul(a, b, acc):
-    """acc + a @ b in float32; float32 operands are not cut to TF32."""
+    """acc + a @ b in float32.
+
+    float32 operands become three products of TF32 each, whose error is near that of float32;
+    products outside matrix instructions spill registers. The interpreter multiplies in float32.
+    """
     if INTERPRETED and a.dtype == tl.bfloat16:
         a = a.to(tl.float32)
         b = b.to(tl.float32)
