@@ -13,7 +13,7 @@ from tiny_pages import dense_attention
 
 DEVICE = "cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-2}
-DTYPES = list(TOLERANCE)
+DTYPES = [torch.float32, torch.bfloat16]  # of whole grids; the interpreter is slow
 
 
 @dataclass

@@ -40,6 +40,14 @@ def test_any_heads_match_float64(dtype: torch.dtype, head_dim: int, group: int) 
     assert error_of(_run(problem)[0], problem.expected()) < TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_float16_matches_float64(head_dim: int) -> None:
+    lens = ((1, 9), (1, 34), (6, 6), (20, 33))
+    problem = nhd_problem(torch.float16, (6, 2, head_dim), 16, lens)
+    out, _ = _run(problem, chunk_len=16)
+    assert error_of(out, problem.expected()) < TOLERANCE[torch.float16]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("page_size", [1, 8, 12, 16, 32])
 @pytest.mark.parametrize("chunk_len", [None, 48])
@@ -67,7 +75,7 @@ def test_reference_matches_dense_attention() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("num_rows", [1, 2, 16, 17, 70])
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 16, 17])
 def test_a_prefix_is_seen_by_all_rows_of_its_sharers(dtype: torch.dtype, num_rows: int) -> None:
     problem = nhd_problem(dtype, (8, 2, 64), 16, ((num_rows, 150), (0, 0), (1, 3)))
     out, _ = _run(problem, causal=False, chunk_len=64)

@@ -80,7 +80,7 @@ def test_contexts_are_cut_until_there_are_enough_programs() -> None:
     index = _index(((1, 20000), (1, 3000), (300, 4000)))
     assert chunk_len_for(index, PAGE_SIZE, 4, 12) is None  # 1 + 1 + 10 tiles
     cuts = [chunk_len_for(index, PAGE_SIZE, 4, n) for n in (13, 50, 200, 10**6)]
-    assert cuts == [32768, 4096, 1024, 256]
+    assert cuts == [16384, 2048, 512, 256]
     for chunk_len, most in zip(cuts, (13, 50, 200, 10**6), strict=True):
         tiles = plan_tiles(index, PAGE_SIZE, 4, 128, chunk_len)
         assert len(tiles.few) + len(tiles.many) <= most

@@ -15,9 +15,9 @@ from blendrun.kernels.cpu import argmax_reference
 from blendrun.kernels.triton.argmax import argmax
 from blendrun.kernels.triton.draw import DrawColumns, draw
 from blendrun.kernels.triton.noise import uniform
-from tiny_nhd_pages import DEVICE, DTYPES
+from tiny_nhd_pages import DEVICE, DTYPES, TOLERANCE
 
-VOCABS = [1, 7, 1023, 1024, 1025, 4097, 9000]
+VOCABS = [1, 7, 1024, 1025, 4097]
 
 
 @triton.jit
@@ -37,7 +37,7 @@ def test_noise_is_that_of_the_engine_to_the_last_bit() -> None:
     assert out.cpu().numpy().tobytes() == uniforms(*columns).tobytes()
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize("dtype", [*TOLERANCE, torch.float64])
 @pytest.mark.parametrize("vocab", VOCABS)
 def test_best_entry_and_whether_all_are_finite(dtype: torch.dtype, vocab: int) -> None:
     torch.manual_seed(0)
@@ -86,11 +86,11 @@ def _draw(logits: Tensor, columns: SamplingColumns, rows: Tensor) -> np.ndarray:
 @pytest.mark.parametrize("changes", [{}, {"temperature": 0.3}, {"temperature": 5.0, "min_p": 0.05}])
 def test_draws_are_those_of_the_sampler(dtype: torch.dtype, vocab: int, changes: dict) -> None:
     torch.manual_seed(0)
-    logits = (torch.randn(12, vocab, device=DEVICE) * 2).to(dtype)
-    columns = _columns(12, **changes)
-    drawn = _draw(logits, columns, torch.arange(12, dtype=torch.int32, device=DEVICE))
+    logits = (torch.randn(6, vocab, device=DEVICE) * 2).to(dtype)
+    columns = _columns(6, **changes)
+    drawn = _draw(logits, columns, torch.arange(6, dtype=torch.int32, device=DEVICE))
     assert drawn.tolist() == sample(logits, columns).token_ids.tolist()
-    assert vocab < 1000 or len(set(drawn.tolist())) > 6  # not all greedy
+    assert vocab < 1000 or len(set(drawn.tolist())) > 3  # not all the same
 
 
 def test_top_k_is_a_lowest_logit() -> None:
