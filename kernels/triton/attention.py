@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from blendrun.kernels.triton.attention_kernel import attend_tile
-from blendrun.kernels.triton.attention_tiles import FEW_ROWS, most_rows, plan_tiles, tile_shape
+from blendrun.kernels.triton.attention_tiles import most_rows, plan_tiles, tile_shape
 from blendrun.kernels.triton.launch import Launch
 from blendrun.kernels.triton.merge_states import merge_launch
 from blendrun.kernels.triton.page_index import PageIndex
@@ -70,11 +70,12 @@ def plan_attention(
     tiles = plan_tiles(index, page_size, num_q_heads // num_kv_heads, largest, chunk_len)
     if index.q_begin()[-1] != num_tokens:
         raise ValueError(f"qo_indptr ends at {index.q_begin()[-1]}, not at {num_tokens} rows of q")
-    columns = (tiles.few, tiles.many, tiles.merged_rows, tiles.merged_indptr)
-    few, many, rows, indptr = (torch.from_numpy(c).to(q.device) for c in columns)
+    by_rows = {rows: torch.from_numpy(own).to(q.device) for rows, own in tiles.by_rows.items()}
+    merged = (tiles.merged_rows, tiles.merged_indptr)
+    rows, indptr = (torch.from_numpy(column).to(q.device) for column in merged)
     return AttentionPlan(
-        q.shape, k_cache.shape, q.dtype, causal, index.kv_indices, few, many, tiles.many_rows,
-        rows, indptr, tiles.num_states,
+        q.shape, k_cache.shape, q.dtype, causal, index.kv_indices, by_rows, rows, indptr,
+        tiles.num_states,
     )  # fmt: skip
 
 
@@ -87,9 +88,7 @@ class AttentionPlan:
     dtype: torch.dtype  # of q
     causal: bool
     pages: Tensor
-    few: Tensor  # [n, 9], see `attention_tiles.Tiles`
-    many: Tensor  # [m, 9]
-    many_rows: int
+    tiles: dict[int, Tensor]  # [n, 9], by packed rows of each, see `attention_tiles.Tiles`
     merged_rows: Tensor  # [R]
     merged_indptr: Tensor  # [R + 1]
     num_states: int
@@ -173,15 +172,12 @@ class AttentionPlan:
             "CAUSAL": self.causal,
         }
         launches = []
-        for tiles, rows in ((self.few, FEW_ROWS), (self.many, self.many_rows)):
-            if len(tiles):
-                shape = tile_shape(rows, head_dim, self.dtype, k_cache.dtype)
-                blocks = {"BLOCK_M": rows, "BLOCK_N": shape.tokens, "NUM_STAGES": shape.num_stages}
-                grid = (len(tiles) * num_kv_heads,)
-                tile_args = {**args, "tiles": tiles, **blocks}
-                launches.append(
-                    Launch(attend_tile, grid, tile_args, shape.num_warps, shape.num_stages)
-                )
+        for rows, tiles in self.tiles.items():
+            shape = tile_shape(rows, head_dim, self.dtype, k_cache.dtype)
+            blocks = {"BLOCK_M": rows, "BLOCK_N": shape.tokens, "NUM_STAGES": shape.num_stages}
+            grid = (len(tiles) * num_kv_heads,)
+            tile_args = {**args, "tiles": tiles, **blocks}
+            launches.append(Launch(attend_tile, grid, tile_args, shape.num_warps, shape.num_stages))
         if self.num_states:
             states = (state_values, state_lse, self.merged_indptr)
             launches.append(merge_launch(*states, self.merged_rows, out, lse))

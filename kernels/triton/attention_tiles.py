@@ -15,7 +15,8 @@ from blendrun.kernels.triton.page_index import Int64, PageIndex
 
 Int32 = npt.NDArray[np.int32]
 
-FEW_ROWS = 16  # the fewest that a matrix instruction takes
+FEW_ROWS = 16  # the fewest that a matrix instruction takes: decodes
+SIZES = (FEW_ROWS, 64, 128)  # packed rows of a tile
 MIN_CHUNK_LEN = 256  # tokens; shorter ones cost more merging than they gain
 
 # columns of a tile; `attention_kernel.py` reads them in this order
@@ -46,9 +47,7 @@ class TileShape:
 class Tiles:
     """Of one step. All arrays int32."""
 
-    few: Int32  # [n, 9] tiles of FEW_ROWS rows: decodes
-    many: Int32  # [m, 9] tiles of `many_rows` rows: prefill chunks and shared prefixes
-    many_rows: int
+    by_rows: dict[int, Int32]  # tiles [n, 9] of so many packed rows each
     merged_rows: Int32  # [R] rows of q whose context is cut in chunks
     merged_indptr: Int32  # [R + 1] states of each
     num_states: int
@@ -93,7 +92,7 @@ def plan_tiles(
         group: query heads of one KV head.
         largest: `most_rows`.
         chunk_len: contexts are cut at multiples of it, in tokens; None: not cut. A row's result
-            depends on where its own context is cut and on nothing else in the step.
+            depends on its own sequence, where that is cut included, and on nothing else.
 
     Raises:
         ValueError: see `PageIndex.kv_len`; chunk_len is not positive.
@@ -108,18 +107,17 @@ def plan_tiles(
     cut = num_chunks > 1
     num_states = np.where(cut, q_len * num_chunks, 0)
     first_state = np.cumsum(num_states) - num_states
-    is_few = q_len * group <= FEW_ROWS
-    most = int((q_len * group).max(initial=0))
-    many_rows = min(largest, 64 if most <= 64 else 128)
+    sizes = np.array([size for size in SIZES if size <= largest])
+    size_of = sizes[np.minimum(np.searchsorted(sizes, q_len * group), len(sizes) - 1)]
     columns = (q_begin[:-1], q_len, index.page_begin()[:-1], kv_len, first_state, num_chunks)
-    few, many = (
-        _tiles(tuple(column[of] for column in columns), group, rows, chunk_len)
-        for of, rows in ((is_few, FEW_ROWS), (~is_few, many_rows))
-    )
+    by_rows = {
+        size: _tiles(tuple(column[size_of == size] for column in columns), group, size, chunk_len)
+        for size in np.unique(size_of[q_len > 0]).tolist()
+    }
     per_row = np.repeat(num_chunks[cut], q_len[cut])
     merged = np.repeat(cut, q_len).nonzero()[0].astype(np.int32)
     indptr = np.concatenate([[0], np.cumsum(per_row)]).astype(np.int32)
-    return Tiles(few, many, many_rows, merged, indptr, int(num_states.sum()))
+    return Tiles(by_rows, merged, indptr, int(num_states.sum()))
 
 
 def chunk_len_for(index: PageIndex, page_size: int, group: int, num_programs: int) -> int | None:

@@ -32,9 +32,7 @@ def _by_name(tiles: np.ndarray) -> list[dict[str, int]]:
 
 
 def _rows_of(tiles: Tiles) -> list[tuple[int, dict[str, int]]]:
-    return [(FEW_ROWS, t) for t in _by_name(tiles.few)] + [
-        (tiles.many_rows, t) for t in _by_name(tiles.many)
-    ]
+    return [(rows, t) for rows, own in tiles.by_rows.items() for t in _by_name(own)]
 
 
 @pytest.mark.parametrize("group", [1, 3, 4, 7])
@@ -61,16 +59,17 @@ def test_each_row_meets_each_token_once(group: int, chunk_len: int | None) -> No
 
 def test_what_reads_most_comes_first() -> None:
     tiles = plan_tiles(_index(LENS), PAGE_SIZE, 4, 128, None)
-    for part in (tiles.few, tiles.many):
+    assert len(tiles.by_rows) > 1
+    for part in tiles.by_rows.values():
         lens = [tile["kv_end"] - tile["kv_begin"] for tile in _by_name(part)]
-        assert len(lens) > 1
         assert lens == sorted(lens, reverse=True)
 
 
 def test_tiles_are_as_large_as_rows_and_registers_allow() -> None:
-    few, many = ((1, 9), (8, 9)), ((1, 9), (100, 100))
-    for lens, rows, largest in ((few, 64, 128), (many, 128, 128), (many, 64, 64)):
-        assert plan_tiles(_index(lens), PAGE_SIZE, 4, largest, None).many_rows == rows
+    index = _index(((1, 9), (100, 100), (4, 9), (0, 3), (5, 9), (16, 16), (17, 17)))
+    for largest, counts in ((128, {16: 2, 64: 2, 128: 5}), (64, {16: 2, 64: 11}), (16, {16: 38})):
+        tiles = plan_tiles(index, PAGE_SIZE, 4, largest, None)
+        assert {rows: len(own) for rows, own in tiles.by_rows.items()} == counts
     assert most_rows(128, torch.bfloat16, 90) == 128
     assert most_rows(128, torch.bfloat16, 80) == most_rows(256, torch.bfloat16, 90) == 64
     assert most_rows(128, torch.float32, 90) == FEW_ROWS
@@ -83,7 +82,7 @@ def test_contexts_are_cut_until_there_are_enough_programs() -> None:
     assert cuts == [16384, 2048, 512, 256]
     for chunk_len, most in zip(cuts, (13, 50, 200, 10**6), strict=True):
         tiles = plan_tiles(index, PAGE_SIZE, 4, 128, chunk_len)
-        assert len(tiles.few) + len(tiles.many) <= most
+        assert sum(map(len, tiles.by_rows.values())) <= most
 
 
 def test_short_contexts_are_not_cut() -> None:
