@@ -71,12 +71,13 @@ def compile_launch(launch: Launch, arch: int) -> Resources:
     attributes: dict[tuple[int], list[list[object]]] = {}
     for place, parameter in enumerate(launch.kernel.params):
         value = launch.args[parameter.name]
-        if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
+        is_special = type(value) is int and not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or (is_special and value == 1):
             signature[parameter.name] = "constexpr"
             constants[(place,)] = value
             continue
         signature[parameter.name] = _type_of(value)
-        if isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
+        if isinstance(value, Tensor) or (is_special and value % 16 == 0):
             attributes[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(launch.kernel, signature, constants, attributes)
     target = GPUTarget("cuda", arch, _WARP_SIZE)
