@@ -22,9 +22,9 @@ MODULE = "blendrun.kernels.triton.compiled_ahead"
 # every kernel once, and attention for the other shapes; `make kernel-table` has all
 SELECTION = (
     "llama-3.1-8b bfloat16",
-    "qwen2.5-7b bfloat16 attention",
-    "smollm2-135m float32 attention",
-    "head-dim-256 bfloat16 attention",
+    "qwen2.5-7b bfloat16 attention causal",
+    "smollm2-135m float32 attention causal",
+    "head-dim-256 bfloat16 attention causal",
     "qwen3-32b bfloat16 rotary",
 )
 SPILLING = f"""
