@@ -8,6 +8,7 @@ nothing of requests, prefix caches or who owns a page.
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,13 +19,16 @@ from blendrun.kernels.cpu import attention_checks as checks
 from blendrun.kernels.cpu import attention_reference as reference
 from blendrun.kernels.cpu.kv_cache import KvShape, alloc_kv_cache
 from blendrun.kernels.cpu.library import SUFFIX, Backend, wanted_backend
-from blendrun.kernels.cpu.shared_prefixes import SharedPrefixes
+from blendrun.kernels.cpu.rotary import RotaryWrites
+from blendrun.kernels.cpu.shared_prefixes import COST_LEN, SharedPrefixes
 
 _MIN_HEAD_DIM = 16  # the widest vector of float32
 
 
 class CpuAttention:
     """KV cache operations and attention on the CPU. Holds no state but its choice of backend.
+
+    `engine.paged_attention.PagedAttention` says what of it a step needs.
 
     Args:
         force: "cpp" or "torch"; None takes $BLENDRUN_CPU_KERNELS if set, else C++ where it
@@ -33,6 +37,8 @@ class CpuAttention:
     Raises:
         InputError: C++ was asked for and cannot be built, or the variable names no backend.
     """
+
+    prefix_cost_len: ClassVar[int] = COST_LEN  # see `find_shared_prefixes`
 
     def __init__(self, force: Backend | None = None) -> None:
         wanted = force or wanted_backend()
@@ -148,6 +154,10 @@ class CpuAttention:
                 *map(ctypes.c_void_p, (src.data_ptr(), dst.data_ptr())),
                 *map(ctypes.c_int64, (src.numel(), torch.get_num_threads())),
             )
+
+    def plan_writes(self, token_idx: Tensor, slots: Tensor) -> RotaryWrites:
+        """Where K and V of a step's tokens go, the same for all layers; see `RotaryWrites`."""
+        return RotaryWrites(token_idx, slots)
 
     def plan(
         self,

@@ -174,6 +174,14 @@ RunTp = Annotated[
     int | None, typer.Option("--tp", help="Tensor-parallel ranks (default: those of the plan).")
 ]
 Dtype = Annotated[str | None, _run("dtype", "bfloat16 or float32, of weights and KV.")]
+Device = Annotated[str | None, _run("device", "auto, cpu or cuda; auto: the GPU, if there is one.")]
+Attention = Annotated[
+    str | None, _run("attention", "auto, flashinfer, triton or torch; triton is not there yet.")
+]
+Pod = Annotated[
+    bool | None,
+    typer.Option("--pod", help="Prefill and decode attention in one launch (FlashInfer)."),
+]
 KvMemory = Annotated[
     str | None,
     typer.Option(

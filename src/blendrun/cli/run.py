@@ -22,6 +22,9 @@ from blendrun.schedule.planner import make_plan
 
 _EXECUTE = (
     "dtype",
+    "device",
+    "attention",
+    "pod",
     "kv_memory",
     "page_size",
     "chunk_size",
@@ -85,6 +88,9 @@ def run(
     grammar: flags.Grammar = None,
     ignore_eos: flags.IgnoreEos = None,
     dtype: flags.Dtype = None,
+    device: flags.Device = None,
+    attention: flags.Attention = None,
+    pod: flags.Pod = None,
     kv_memory: flags.KvMemory = None,
     page_size: flags.PageSize = None,
     chunk_size: flags.ChunkSize = None,

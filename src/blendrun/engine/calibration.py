@@ -25,6 +25,7 @@ def measured_profile(
     Raises:
         InputError: the model cannot be loaded.
     """
+    settings = replace(settings, device="cpu")
     progress("loading the model")
     files = resolve_model(model, weights=True)
     loaded = LoadedModel.load(files, settings)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from blendrun.engine.attend import Attend
 from blendrun.engine.decoder_config import DecoderConfig
+from blendrun.engine.elementwise import PLAIN, Elementwise
 from blendrun.engine.executors import Executor, SequentialExecutor
 from blendrun.engine.operators import Operator, StepOperators
 from blendrun.engine.products import linear
@@ -23,9 +24,7 @@ from blendrun.engine.row_blocks import in_blocks
 from blendrun.engine.step_part import StepPart
 from blendrun.engine.tensor_group import ALONE, TensorGroup
 from blendrun.engine.weights import DecoderWeights, LayerWeights
-from blendrun.kernels.cpu.rms_norm import add_rms_norm
 from blendrun.kernels.cpu.rotation import Rotation
-from blendrun.kernels.cpu.silu_mul import silu_mul
 
 
 class Decoder:
@@ -38,12 +37,15 @@ class Decoder:
         row_block: int | None = None,
         executor: Executor | None = None,
         group: TensorGroup = ALONE,
+        elementwise: Elementwise = PLAIN,
     ) -> None:
         """`config` is that of the whole model, `weights` are those of the group's shard.
 
         `row_block`: rows that are computed at a time (`row_blocks`); None: all of a step.
         `executor` runs the operators of `forward`; None: one after the other.
+        `elementwise` are the kernels of the weights' device.
         """
+        self._elementwise = elementwise
         self._executor = executor or SequentialExecutor()
         self.config = config.sharded(group.shard)  # heads and MLP of this rank
         self.weights = weights
@@ -134,12 +136,13 @@ class Decoder:
 
     def _norm(self, part: StepPart, weight: Tensor) -> Tensor:
         """Adds `x` to the residual stream, and gives the norm of that."""
-        return add_rms_norm(part.hidden, part.x, weight, self.config.rms_eps)
+        return self._elementwise.add_rms_norm(part.hidden, part.x, weight, self.config.rms_eps)
 
     def _qkv(self, layer: LayerWeights, part: StepPart, is_first: bool) -> None:
         if is_first:
             part.hidden = part.x
-            x = add_rms_norm(part.hidden, None, layer.input_norm, self.config.rms_eps)
+            norm = (layer.input_norm, self.config.rms_eps)
+            x = self._elementwise.add_rms_norm(part.hidden, None, *norm)
         else:
             x = self._norm(part, layer.input_norm)
         part.x = self._linear(x, layer.qkv, layer.qkv_bias)
@@ -160,7 +163,7 @@ class Decoder:
 
     def _mlp(self, layer: LayerWeights, part: StepPart) -> None:
         x = self._norm(part, layer.post_norm)
-        inner = silu_mul(self._linear(x, layer.gate_up, layer.gate_up_bias))
+        inner = self._elementwise.silu_mul(self._linear(x, layer.gate_up, layer.gate_up_bias))
         part.x = self._linear(inner, layer.down, layer.down_bias)
 
     def _final_norm(self, part: StepPart) -> None:

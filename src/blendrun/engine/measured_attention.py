@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from blendrun.engine.decoder import Decoder
+from blendrun.engine.paged_attention import PagedAttention
 from blendrun.engine.stopwatch import seconds_of
-from blendrun.kernels.cpu.attention import CpuAttention
 from blendrun.kernels.cpu.shared_prefixes import find_shared_prefixes
 
 PAGE_SIZE = 16
@@ -31,7 +31,7 @@ class AttentionRates:
     shared_flops: float  # FLOP/s of decodes over a prefix that another one reads anyway
 
 
-def measure_attention(decoder: Decoder, attention: CpuAttention) -> AttentionRates:
+def measure_attention(decoder: Decoder, attention: PagedAttention) -> AttentionRates:
     """Measure one layer with the heads of `decoder`. The caller holds `torch.inference_mode`."""
     config = decoder.config
     prefill = attention_call(decoder, attention, 1, PREFILL_TOKENS, PREFILL_TOKENS)
@@ -58,7 +58,7 @@ def measure_attention(decoder: Decoder, attention: CpuAttention) -> AttentionRat
 
 def attention_call(
     decoder: Decoder,
-    attention: CpuAttention,
+    attention: PagedAttention,
     num_seqs: int,
     queries: int,
     context: int,

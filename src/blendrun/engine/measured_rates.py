@@ -16,9 +16,9 @@ from blendrun.engine import measured_attention
 from blendrun.engine.decoder import Decoder
 from blendrun.engine.measured_attention import AttentionRates, attention_call, measure_attention
 from blendrun.engine.measured_overlap import Together, measure_together
+from blendrun.engine.paged_attention import PagedAttention
 from blendrun.engine.products import linear
 from blendrun.engine.stopwatch import seconds_of
-from blendrun.kernels.cpu.attention import CpuAttention
 
 PRODUCT_TOKENS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
 _MOST_HEADS = 512  # rows of the output head: as many requests end a step with a token
@@ -35,7 +35,7 @@ class MeasuredRates:
 
 
 def measure_rates(
-    decoder: Decoder, attention: CpuAttention, progress: Callable[[str], None]
+    decoder: Decoder, attention: PagedAttention, progress: Callable[[str], None]
 ) -> MeasuredRates:
     """Measure with the weights of `decoder`. Takes three quarters of a minute on two cores."""
     with torch.inference_mode():

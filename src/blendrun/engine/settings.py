@@ -15,6 +15,9 @@ class ExecuteSettings:
     model: str | None = None  # where the plan's model lies now, if it moved
     tp: int | None = None  # tensor-parallel ranks; None: as many as the plan says
     dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of weights and KV
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU, where torch sees one
+    attention: Literal["auto", "flashinfer", "triton", "torch"] = "auto"
+    pod: bool = False  # prefill and decode attention of a step in one launch (POD-Attention)
     # bytes of each rank; None: what the job needs, all ranks at most 60 % of free memory
     kv_memory: int | None = None
     page_size: int = 16  # tokens

@@ -17,12 +17,12 @@ from blendrun.engine.drawing import Drawn, TokenDrawer
 from blendrun.engine.generations import Generations
 from blendrun.engine.guides import Guides
 from blendrun.engine.logprobs import StepLogprobs, joined, logprobs
+from blendrun.engine.paged_attention import PagedAttention
 from blendrun.engine.prefix_cache import PrefixCache
 from blendrun.engine.prompt_scores import PromptScores, Wanted
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.step_inputs import StepInputs
 from blendrun.engine.step_runner import KvPages, StepRunner
-from blendrun.kernels.cpu.attention import CpuAttention
 from blendrun.schedule.batch import Batch
 from blendrun.tree.prefix_tree import Int32
 
@@ -45,7 +45,7 @@ class TorchBackend:
     def __init__(
         self,
         decoder: Decoder,
-        attention: CpuAttention,
+        attention: PagedAttention,
         requests: EngineRequests,
         generations: Generations,
         scores: PromptScores,

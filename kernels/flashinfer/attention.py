@@ -1,0 +1,249 @@
+"""Paged attention through FlashInfer's wrappers, planned once per step and run once per layer.
+
+`kernels.paged` makes the index arrays and divides a step among the wrappers. Knows nothing of
+requests, prefix caches or who owns a page.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from blendrun.kernels.cpu.shared_prefixes import COST_LEN, SharedPrefixes
+from blendrun.kernels.flashinfer.library import DECODE_GROUPS, FlashInfer
+from blendrun.kernels.flashinfer.writes import FlashInferWrites, whole_cache_index
+from blendrun.kernels.paged import nhd_cache
+from blendrun.kernels.paged.cascade import Cascade
+from blendrun.kernels.paged.page_index import Int32, PageIndex
+from blendrun.kernels.paged.step_split import Int64, StepSplit
+
+LAYOUT = "NHD"
+WORKSPACE_BYTES = 128 << 20  # of each wrapper, as its documentation recommends
+_LEAST_TENSOR_CORE_GROUP = 4  # query heads per KV head from which decodes use tensor cores
+
+Rows = slice | Tensor  # of q
+Launch = Callable[[Tensor, tuple[Tensor, Tensor], Tensor], None]  # q, caches of a layer, out
+
+
+class FlashInferAttention:
+    """See `engine.paged_attention.PagedAttention`. Holds the wrappers and their workspaces.
+
+    A wrapper has one plan at a time, so only the latest step that was planned can be run.
+    """
+
+    backend: ClassVar[str] = "flashinfer"
+
+    def __init__(
+        self,
+        library: FlashInfer,
+        device: torch.device,
+        reason: str,
+        *,
+        fused: bool = False,
+        prefix_cost_len: int = COST_LEN,
+    ) -> None:
+        """
+        Args:
+            reason: why this path was taken, in one line.
+            fused: prefill chunks and decodes of a step in one launch (POD-Attention).
+            prefix_cost_len: see `find_shared_prefixes`.
+        """
+        self.prefix_cost_len = prefix_cost_len
+        self._library, self._device, self._reason, self._fused = library, device, reason, fused
+        self._wrappers: dict[tuple[str, int], Any] = {}
+        self._cache_index: tuple[Tensor, ...] = ()
+        self._num_planned = 0
+
+    def backend_reason(self) -> str:
+        return self._reason
+
+    def alloc_kv_cache(
+        self,
+        num_layers: int,
+        num_pages: int,
+        page_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        """K and V [num_layers, num_pages, page_size, num_kv_heads, head_dim], not set."""
+        self._cache_index = whole_cache_index(num_pages, page_size, self._device)
+        return nhd_cache.alloc_kv_cache(
+            num_layers, num_pages, page_size, num_kv_heads, head_dim, dtype, self._device
+        )
+
+    def copy_pages(self, k_cache: Tensor, v_cache: Tensor, src: Tensor, dst: Tensor) -> None:
+        nhd_cache.copy_pages(k_cache, v_cache, src, dst)
+
+    def plan_writes(self, token_idx: Tensor, slots: Tensor) -> FlashInferWrites:
+        """For the pages that were allocated last."""
+        return FlashInferWrites(self._library, token_idx, slots, self._cache_index)
+
+    def plan(
+        self,
+        k_cache: Tensor,
+        num_heads: int,
+        q_indptr: Tensor,
+        context_len: Tensor,
+        page_table: Tensor,
+        scale: float,
+        shared: SharedPrefixes | None = None,
+        *,
+        may_split: bool = True,
+    ) -> "FlashInferPlan":
+        """As `CpuAttention.plan`; index tensors are on the CPU. `may_split` has no effect."""
+        del may_split
+        _, page_size, num_kv_heads, head_dim = k_cache.shape
+        heads = (num_heads, num_kv_heads, head_dim, page_size)
+        how = {"sm_scale": scale, "q_data_type": k_cache.dtype, "kv_data_type": k_cache.dtype}
+        split = StepSplit.of(
+            q_indptr.numpy(), context_len.numpy(), page_table.numpy(), page_size, shared
+        )
+        launches: list[Launch] = []
+        if split.cascade is not None:
+            launches.append(self._cascade(split.cascade, split.cascade_rows, heads, how))
+        decodes, prefills = split.decodes, split.prefills
+        if self._fused and decodes is not None and prefills is not None:
+            both = (prefills, split.prefill_rows, decodes, split.decode_rows)
+            launches.append(self._pod(*both, heads, how))
+        else:
+            if decodes is not None:
+                launches.append(self._decodes(decodes, split.decode_rows, heads, how))
+            if prefills is not None:
+                launches.append(self._prefills(prefills, split.prefill_rows, heads, how))
+        self._num_planned += 1
+        return FlashInferPlan(self, self._num_planned, tuple(launches))
+
+    def is_latest(self, number: int) -> bool:
+        """Whether no step was planned after the one with this number."""
+        return number == self._num_planned
+
+    def _wrapper(self, kind: str, number: int, make: Callable[[Tensor], Any]) -> Any:
+        found = self._wrappers.get((kind, number))
+        if found is None:
+            # zeros: the decode wrapper asks for them
+            workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
+            found = self._wrappers[kind, number] = make(workspace)
+        return found
+
+    def _decodes(
+        self, index: PageIndex, rows: Int64, heads: tuple[int, ...], how: dict[str, Any]
+    ) -> Launch:
+        group = heads[0] // heads[1]
+        tensor_cores = group >= _LEAST_TENSOR_CORE_GROUP or group not in DECODE_GROUPS
+        wrapper = self._wrapper(
+            "decode",
+            int(tensor_cores),
+            lambda workspace: self._library.BatchDecodeWithPagedKVCacheWrapper(
+                workspace, LAYOUT, use_tensor_cores=tensor_cores
+            ),
+        )
+        wrapper.plan(*_tensors(index)[1:], *heads, **how)
+        return self._launch(wrapper, rows)
+
+    def _prefills(
+        self, index: PageIndex, rows: Int64, heads: tuple[int, ...], how: dict[str, Any]
+    ) -> Launch:
+        wrapper = self._wrapper(
+            "prefill",
+            0,
+            lambda workspace: self._library.BatchPrefillWithPagedKVCacheWrapper(workspace, LAYOUT),
+        )
+        wrapper.plan(*_tensors(index), *heads, causal=True, **how)
+        return self._launch(wrapper, rows)
+
+    def _cascade(
+        self, cascade: Cascade, rows: Int64, heads: tuple[int, ...], how: dict[str, Any]
+    ) -> Launch:
+        num_levels = len(cascade.levels)
+        wrapper = self._wrapper(
+            "cascade",
+            num_levels,
+            lambda workspace: self._library.MultiLevelCascadeAttentionWrapper(
+                num_levels, workspace, LAYOUT
+            ),
+        )
+        arrays = zip(*(_tensors(level) for level in cascade.levels), strict=True)
+        wrapper.plan(*map(list, arrays), *heads, causal=True, **how)
+        return self._launch(wrapper, rows)
+
+    def _launch(self, wrapper: Any, rows: Int64) -> Launch:
+        chosen = _rows(rows, self._device)
+
+        def run(q: Tensor, caches: tuple[Tensor, Tensor], out: Tensor) -> None:
+            out[chosen] = wrapper.run(q[chosen], caches)
+
+        return run
+
+    def _pod(
+        self,
+        prefills: PageIndex,
+        prefill_rows: Int64,
+        decodes: PageIndex,
+        decode_rows: Int64,
+        heads: tuple[int, ...],
+        how: dict[str, Any],
+    ) -> Launch:
+        wrapper = self._wrapper(
+            "pod",
+            0,
+            lambda workspace: self._library.BatchPODWithPagedKVCacheWrapper(workspace, LAYOUT),
+        )
+        wrapper.plan(*_tensors(prefills), *_tensors(decodes), *heads, **how)
+        prefill, decode = _rows(prefill_rows, self._device), _rows(decode_rows, self._device)
+
+        def run(q: Tensor, caches: tuple[Tensor, Tensor], out: Tensor) -> None:
+            out[prefill], out[decode] = wrapper.run(
+                q[prefill], caches, q[decode], caches, causal_p=True
+            )
+
+        return run
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlashInferPlan:
+    """The attention of one step, to be run for each layer."""
+
+    attention: FlashInferAttention
+    number: int
+    launches: tuple[Launch, ...]  # together they write all rows
+
+    def run(self, q: Tensor, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+        """Attention of one layer, [T, Hq, D].
+
+        Args:
+            q: [T, Hq, D] in the cache's dtype.
+            k_cache, v_cache: one layer; K and V of every token in a context are written.
+
+        Raises:
+            ValueError: another step was planned since.
+        """
+        if not self.attention.is_latest(self.number):
+            raise ValueError("another step was planned since: its wrappers have that plan now")
+        q = q.contiguous()
+        out = torch.empty_like(q)
+        for launch in self.launches:
+            launch(q, (k_cache, v_cache), out)
+        return out
+
+
+def _tensors(index: PageIndex) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """In the order of the wrappers; on the CPU, where they plan, and copy from, themselves."""
+    arrays: tuple[Int32, ...] = (
+        index.qo_indptr,
+        index.kv_indptr,
+        index.kv_indices,
+        index.kv_last_page_len,
+    )
+    qo_indptr, kv_indptr, kv_indices, last = map(torch.from_numpy, arrays)
+    return qo_indptr, kv_indptr, kv_indices, last
+
+
+def _rows(rows: Int64, device: torch.device) -> Rows:
+    """As a slice, where they follow each other: then nothing is gathered."""
+    first, last = int(rows[0]), int(rows[-1])
+    if last - first + 1 == len(rows) and (rows[1:] > rows[:-1]).all():
+        return slice(first, last + 1)
+    return torch.from_numpy(rows).to(device)

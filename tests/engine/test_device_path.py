@@ -1,0 +1,81 @@
+"""A job through the GPU path, on the stand-in for FlashInfer: the CPU engine's tokens."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from tiny_devices import OnStandIn, in_plain_torch
+from tiny_jobs import execute, plan_job
+from tiny_models import make_checkpoint
+
+POLICIES = ("blend", "dfs", "random", "arrival", "blendserve")
+PREFIX = "the quick brown fox jumps over the lazy dog and then the dog"
+# nested prefixes, equal prompts, draws, chunks that end inside of a page
+ROWS: list[dict[str, Any]] = [
+    *(
+        {"prompt": f"{PREFIX}{' jumps over' * (i % 3)} {i}", "max_tokens": 3 + i % 5}
+        for i in range(10)
+    ),
+    *({"prompt": f"question {i}: 12 + {i} =", "max_tokens": 9} for i in range(4)),
+    *({"prompt": f"{PREFIX} {i}", "max_tokens": 8, "temperature": 0.9} for i in range(4)),
+    *({"prompt": "what is the sum?", "max_tokens": 7, "n": 2, "temperature": 1.0} for _ in "ab"),
+]
+
+
+@pytest.fixture(scope="module")
+def plans(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("plans")
+    return {
+        policy: plan_job(folder / policy, ROWS, checkpoint, policy=policy, ignore_eos=True)[0]
+        for policy in POLICIES
+    }
+
+
+def answers(plan: Path, run_dir: Path, load: Any = None, **settings: Any) -> list[Any]:
+    result = execute(plan, run_dir, load, page_size=4, chunk_size=32, **settings)
+    return pq.read_table(result.outputs)["output_token_ids"].to_pylist()
+
+
+@pytest.fixture(scope="module")
+def expected(plans: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return answers(plans["blend"], tmp_path_factory.mktemp("cpu") / "run")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("pod", [False, True], ids=["two launches", "pod"])
+def test_tokens_are_those_of_the_cpu(
+    policy: str, pod: bool, plans: dict[str, Path], expected: list[Any], tmp_path: Path
+):
+    found = answers(plans[policy], tmp_path / "run", OnStandIn(), pod=pod)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"shared_prefix_attention": False},
+        {"prefix_cache": False},
+        {"max_seqs": 3, "kv_memory": 2**16},
+    ],
+    ids=str,
+)
+def test_tokens_are_those_of_the_cpu_in_other_settings(
+    settings: dict[str, Any], plans: dict[str, Path], expected: list[Any], tmp_path: Path
+):
+    assert answers(plans["blend"], tmp_path / "run", OnStandIn(), **settings) == expected
+
+
+def test_plain_torch_gives_the_tokens_of_the_cpu(
+    plans: dict[str, Path], expected: list[Any], tmp_path: Path
+):
+    assert answers(plans["blend"], tmp_path / "run", in_plain_torch) == expected
+
+
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+def test_other_architectures_give_the_tokens_of_the_cpu(architecture: str, tmp_path: Path):
+    checkpoint = make_checkpoint(tmp_path / "model", architecture)
+    plan, _ = plan_job(tmp_path, ROWS[:12], checkpoint, ignore_eos=True)
+    expected = answers(plan, tmp_path / "cpu")
+    assert answers(plan, tmp_path / "device", OnStandIn(), pod=True) == expected
