@@ -9,6 +9,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 RAY_VENV := .venv-ray
 RAY_STAMP := $(RAY_VENV)/.setup-done
+FLASHINFER ?= flashinfer-python==0.7.4
+FLASHINFER_VENV := .venv-flashinfer
+FLASHINFER_STAMP := $(FLASHINFER_VENV)/.setup-done
 PINS := $(VENV)/pins.txt
 PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS)
 DEMO := demo-run
@@ -21,12 +24,13 @@ SOAK_KILLS ?= 1000
 SOAK_RUNS ?= 200
 BENCH_ARGS ?=
 
-.PHONY: help setup demo test test-ray lint fuzz soak soak-ranks sanitize
+.PHONY: help setup demo test test-ray test-flashinfer lint fuzz soak soak-ranks sanitize
 
 help:
 	@echo 'make demo    a small job on a real model: plan, execute, report'
 	@echo 'make test    all tests'
 	@echo 'make test-ray   runs on a Ray cluster of three nodes on this machine; installs Ray into $(RAY_VENV)'
+	@echo 'make test-flashinfer   the FlashInfer stand-in of the tests against FlashInfer; no GPU needed'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make sanitize   tests of the C++ kernels, with checks of addresses and undefined behaviour'
 	@echo 'make fuzz    broken JSON lines for FUZZ_MINUTES (10)'
@@ -67,17 +71,33 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest
 
-# An environment on top of the other one: what is there is not installed again.
+# Environments on top of the other one: what is there is not installed again.
+define layered_venv
+$(BIN)/python -m venv --clear $(1)
+$(BIN)/python -c 'import sysconfig; \
+  print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+  > $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth
+endef
+
 $(RAY_STAMP): $(STAMP)
-	$(BIN)/python -m venv --clear $(RAY_VENV)
-	$(BIN)/python -c 'import sysconfig; \
-	  print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
-	  > $$($(RAY_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth
+	$(call layered_venv,$(RAY_VENV))
 	$(RAY_VENV)/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c $(PINS) -e '.[ray]'
 	@touch $@
 
 test-ray: $(RAY_STAMP)
 	$(RAY_VENV)/bin/python -m pytest tests/ray_cluster
+
+# Its dependencies are for GPUs but those named here, without which it cannot be imported.
+$(FLASHINFER_STAMP): $(STAMP)
+	$(call layered_venv,$(FLASHINFER_VENV))
+	$(FLASHINFER_VENV)/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c $(PINS) \
+	  apache-tvm-ffi einops ninja nvidia-ml-py requests tabulate
+	$(FLASHINFER_VENV)/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) --no-deps \
+	  $(FLASHINFER)
+	@touch $@
+
+test-flashinfer: $(FLASHINFER_STAMP)
+	$(FLASHINFER_VENV)/bin/python -m pytest tests/flashinfer_contract
 
 lint: setup
 	$(BIN)/ruff check

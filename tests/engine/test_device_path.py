@@ -1,14 +1,18 @@
 """A job through the GPU path, on the stand-in for FlashInfer: the CPU engine's tokens."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+from flashinfer_stand_in import ContractError
 from tiny_devices import OnStandIn, in_plain_torch
 from tiny_jobs import execute, plan_job
+from tiny_launches import counting
 from tiny_models import make_checkpoint
+from tiny_plants import PLANTS
 
 POLICIES = ("blend", "dfs", "random", "arrival", "blendserve")
 PREFIX = "the quick brown fox jumps over the lazy dog and then the dog"
@@ -48,8 +52,11 @@ def expected(plans: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
 def test_tokens_are_those_of_the_cpu(
     policy: str, pod: bool, plans: dict[str, Path], expected: list[Any], tmp_path: Path
 ):
-    found = answers(plans[policy], tmp_path / "run", OnStandIn(), pod=pod)
+    library, launches = counting()
+    found = answers(plans[policy], tmp_path / "run", OnStandIn(library), pod=pod)
     assert found == expected
+    kinds = {"cascade", "decode", "prefill"} | ({"pod"} if pod else set())
+    assert set(launches) == kinds
 
 
 @pytest.mark.parametrize(
@@ -79,3 +86,19 @@ def test_other_architectures_give_the_tokens_of_the_cpu(architecture: str, tmp_p
     plan, _ = plan_job(tmp_path, ROWS[:12], checkpoint, ignore_eos=True)
     expected = answers(plan, tmp_path / "cpu")
     assert answers(plan, tmp_path / "device", OnStandIn(), pod=True) == expected
+
+
+@pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS)
+def test_a_planted_error_in_an_index_array_changes_tokens(
+    plant: Callable[[pytest.MonkeyPatch], None],
+    plans: dict[str, Path],
+    expected: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    plant(monkeypatch)
+    try:
+        found = answers(plans["blend"], tmp_path / "run", OnStandIn())
+    except ContractError:
+        return
+    assert found != expected

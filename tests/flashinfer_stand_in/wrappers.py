@@ -1,5 +1,6 @@
 """The attention wrappers: `plan` once, then `run` for each layer."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,16 +86,20 @@ class _Plan:
 
     def _entry(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Of one entry: rows q [n, Hq, D] over k, v [length, Hkv, D]."""
-        num_rows, length, group = len(q), len(k), self.heads[0] // self.heads[1]
+        num_rows, length, num_kv_heads = len(q), len(k), self.heads[1]
         if not length:
             return torch.zeros_like(q), torch.full(q.shape[:2], -torch.inf)
-        keys, values = (x.float().repeat_interleave(group, dim=1) for x in (k, v))
-        scores = torch.einsum("nhd,lhd->nhl", q.float(), keys) * self.scale
-        if self.causal:
+        # heads of a group are rows over the same K and V
+        rows = q.float().view(num_rows, num_kv_heads, -1, q.shape[-1]).permute(1, 2, 0, 3)
+        keys, values = (x.float().transpose(0, 1)[:, None] for x in (k, v))
+        scores = rows @ keys.transpose(-1, -2) * self.scale  # [Hkv, group, n, length]
+        if self.causal and num_rows > 1:
             hidden = torch.ones(num_rows, length, dtype=torch.bool).triu(length - num_rows + 1)
-            scores = scores.masked_fill(hidden[:, None], -torch.inf)
-        mixed = torch.einsum("nhl,lhd->nhd", scores.softmax(-1), values)
-        return mixed.to(q.dtype), scores.logsumexp(-1) / torch.log(torch.tensor(2.0))
+            scores = scores.masked_fill(hidden, -torch.inf)
+        lse = scores.logsumexp(-1)
+        mixed = (scores - lse[..., None]).exp() @ values
+        to_base_2 = lse.permute(2, 0, 1).reshape(q.shape[:2]) / math.log(2)
+        return mixed.permute(2, 0, 1, 3).reshape(q.shape).to(q.dtype), to_base_2
 
 
 def _merged(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
