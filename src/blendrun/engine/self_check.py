@@ -87,10 +87,8 @@ class _Problem:
         norms = [self._normal(head_dim) + 1 if config.qk_norm else None for _ in "qk"]
         angles = (cos.to(device), sin.to(device))
         self._rotation = Rotation(*angles, norms[0], norms[1], config.rms_eps)
-        self._written = [
-            self._normal(num_tokens, heads, head_dim)
-            for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)
-        ]
+        self._heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+        self._written = self._normal(num_tokens, sum(self._heads), head_dim)
         self._q = self._normal(int(rows.sum()), config.num_heads, head_dim)
 
     def _normal(self, *shape: int) -> Tensor:
@@ -111,7 +109,7 @@ class _Problem:
         k_cache, v_cache = (cache[0] for cache in caches)
         tokens = torch.arange(len(self._slot), dtype=torch.int32)
         writes = attention.plan_writes(tokens, torch.from_numpy(self._slot))
-        q, k, v = (tensor.clone() for tensor in self._written)
+        q, k, v = torch.split(self._written.clone(), self._heads, dim=1)  # as in a decoder
         writes.run(q, k, v, self._rotation, k_cache, v_cache)
         shared = None
         if shares:
