@@ -1,6 +1,7 @@
 """Helpers beside this file can be imported from every test: `tiny_models`, `tiny_gguf`,
 `tiny_jobs`."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from hypothesis import settings
 settings.register_profile("blendrun", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("blendrun")
 sys.path.insert(0, str(Path(__file__).parent))
+# Triton looks at this once, when it is imported: its kernels run here without a GPU. With 0 the
+# same tests run on one.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")
