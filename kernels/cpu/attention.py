@@ -170,6 +170,7 @@ class CpuAttention:
         shared: SharedPrefixes | None = None,
         *,
         may_split: bool = True,
+        part: int = 0,
     ) -> "AttentionPlan":
         """Causal attention of each sequence's last tokens over its pages, the same for all layers.
 
@@ -186,10 +187,12 @@ class CpuAttention:
                 not what to compute: K and V of a shared prefix once for all its sharers.
             may_split: long contexts of few rows may be cut in parts, for more threads. Without,
                 the kernel gives a row the same bits whatever other rows of its sequence are there.
+            part: has no effect: any number of plans can be run.
 
         Raises:
             ValueError: shapes or dtypes do not fit.
         """
+        del part
         checks.check_step(k_cache, num_heads, q_indptr, context_len, page_table, scale)
         if shared is not None and len(shared.order) != context_len.numel():
             raise ValueError("the shared prefixes are those of other sequences")

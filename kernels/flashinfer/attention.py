@@ -30,7 +30,8 @@ Launch = Callable[[Tensor, tuple[Tensor, Tensor], Tensor], None]  # q, caches of
 class FlashInferAttention:
     """See `engine.paged_attention.PagedAttention`. Holds the wrappers and their workspaces.
 
-    A wrapper has one plan at a time, so only the latest step that was planned can be run.
+    A wrapper has one plan at a time. Each part of a step has wrappers of its own, so that the
+    latest plans of all parts can be run, also at the same time.
     """
 
     backend: ClassVar[str] = "flashinfer"
@@ -52,9 +53,9 @@ class FlashInferAttention:
         """
         self.prefix_cost_len = prefix_cost_len
         self._library, self._device, self._reason, self._fused = library, device, reason, fused
-        self._wrappers: dict[tuple[str, int], Any] = {}
+        self._wrappers: dict[tuple[int, str, int], Any] = {}
         self._cache_index: tuple[Tensor, ...] = ()
-        self._num_planned = 0
+        self._num_planned: dict[int, int] = {}  # by part
 
     def backend_reason(self) -> str:
         return self._reason
@@ -92,6 +93,7 @@ class FlashInferAttention:
         shared: SharedPrefixes | None = None,
         *,
         may_split: bool = True,
+        part: int = 0,
     ) -> "FlashInferPlan":
         """As `CpuAttention.plan`; index tensors are on the CPU. `may_split` has no effect."""
         del may_split
@@ -103,37 +105,38 @@ class FlashInferAttention:
         )
         launches: list[Launch] = []
         if split.cascade is not None:
-            launches.append(self._cascade(split.cascade, split.cascade_rows, heads, how))
+            launches.append(self._cascade(part, split.cascade, split.cascade_rows, heads, how))
         decodes, prefills = split.decodes, split.prefills
         if self._fused and decodes is not None and prefills is not None:
             both = (prefills, split.prefill_rows, decodes, split.decode_rows)
-            launches.append(self._pod(*both, heads, how))
+            launches.append(self._pod(part, *both, heads, how))
         else:
             if decodes is not None:
-                launches.append(self._decodes(decodes, split.decode_rows, heads, how))
+                launches.append(self._decodes(part, decodes, split.decode_rows, heads, how))
             if prefills is not None:
-                launches.append(self._prefills(prefills, split.prefill_rows, heads, how))
-        self._num_planned += 1
-        return FlashInferPlan(self, self._num_planned, tuple(launches))
+                launches.append(self._prefills(part, prefills, split.prefill_rows, heads, how))
+        number = self._num_planned[part] = self._num_planned.get(part, 0) + 1
+        return FlashInferPlan(self, part, number, tuple(launches))
 
-    def is_latest(self, number: int) -> bool:
-        """Whether no step was planned after the one with this number."""
-        return number == self._num_planned
+    def is_latest(self, part: int, number: int) -> bool:
+        """Whether nothing was planned for this part after the plan with this number."""
+        return number == self._num_planned[part]
 
-    def _wrapper(self, kind: str, number: int, make: Callable[[Tensor], Any]) -> Any:
-        found = self._wrappers.get((kind, number))
+    def _wrapper(self, part: int, kind: str, number: int, make: Callable[[Tensor], Any]) -> Any:
+        found = self._wrappers.get((part, kind, number))
         if found is None:
             # zeros: the decode wrapper asks for them
             workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
-            found = self._wrappers[kind, number] = make(workspace)
+            found = self._wrappers[part, kind, number] = make(workspace)
         return found
 
     def _decodes(
-        self, index: PageIndex, rows: Int64, heads: tuple[int, ...], how: dict[str, Any]
+        self, part: int, index: PageIndex, rows: Int64, heads: tuple[int, ...], how: dict[str, Any]
     ) -> Launch:
         group = heads[0] // heads[1]
         tensor_cores = group >= _LEAST_TENSOR_CORE_GROUP or group not in DECODE_GROUPS
         wrapper = self._wrapper(
+            part,
             "decode",
             int(tensor_cores),
             lambda workspace: self._library.BatchDecodeWithPagedKVCacheWrapper(
@@ -144,9 +147,10 @@ class FlashInferAttention:
         return self._launch(wrapper, rows)
 
     def _prefills(
-        self, index: PageIndex, rows: Int64, heads: tuple[int, ...], how: dict[str, Any]
+        self, part: int, index: PageIndex, rows: Int64, heads: tuple[int, ...], how: dict[str, Any]
     ) -> Launch:
         wrapper = self._wrapper(
+            part,
             "prefill",
             0,
             lambda workspace: self._library.BatchPrefillWithPagedKVCacheWrapper(workspace, LAYOUT),
@@ -155,10 +159,11 @@ class FlashInferAttention:
         return self._launch(wrapper, rows)
 
     def _cascade(
-        self, cascade: Cascade, rows: Int64, heads: tuple[int, ...], how: dict[str, Any]
+        self, part: int, cascade: Cascade, rows: Int64, heads: tuple[int, ...], how: dict[str, Any]
     ) -> Launch:
         num_levels = len(cascade.levels)
         wrapper = self._wrapper(
+            part,
             "cascade",
             num_levels,
             lambda workspace: self._library.MultiLevelCascadeAttentionWrapper(
@@ -179,6 +184,7 @@ class FlashInferAttention:
 
     def _pod(
         self,
+        part: int,
         prefills: PageIndex,
         prefill_rows: Int64,
         decodes: PageIndex,
@@ -187,6 +193,7 @@ class FlashInferAttention:
         how: dict[str, Any],
     ) -> Launch:
         wrapper = self._wrapper(
+            part,
             "pod",
             0,
             lambda workspace: self._library.BatchPODWithPagedKVCacheWrapper(workspace, LAYOUT),
@@ -207,6 +214,7 @@ class FlashInferPlan:
     """The attention of one step, to be run for each layer."""
 
     attention: FlashInferAttention
+    part: int
     number: int
     launches: tuple[Launch, ...]  # together they write all rows
 
@@ -220,7 +228,7 @@ class FlashInferPlan:
         Raises:
             ValueError: another step was planned since.
         """
-        if not self.attention.is_latest(self.number):
+        if not self.attention.is_latest(self.part, self.number):
             raise ValueError("another step was planned since: its wrappers have that plan now")
         q = q.contiguous()
         out = torch.empty_like(q)

@@ -59,8 +59,9 @@ class TorchAttention:
         shared: SharedPrefixes | None = None,
         *,
         may_split: bool = True,
+        part: int = 0,
     ) -> "TorchPlan":
-        del num_heads, shared, may_split
+        del num_heads, shared, may_split, part
         pages = page_table.long().to(self._device)
         bounds, contexts = q_indptr.tolist(), context_len.tolist()
         page_size = k_cache.shape[1]

@@ -39,6 +39,7 @@ def execute(
     device: flags.Device = None,
     attention: flags.Attention = None,
     pod: flags.Pod = None,
+    overlap: flags.OverlapFlag = None,
     kv_memory: flags.KvMemory = None,
     page_size: flags.PageSize = None,
     chunk_size: flags.ChunkSize = None,

@@ -182,6 +182,10 @@ Pod = Annotated[
     bool | None,
     typer.Option("--pod", help="Prefill and decode attention in one launch (FlashInfer)."),
 ]
+OverlapFlag = Annotated[
+    str | None,
+    _run("overlap", "auto, on or off: steps in parts at the same time, on GPUs.", "--overlap"),
+]
 KvMemory = Annotated[
     str | None,
     typer.Option(

@@ -25,6 +25,9 @@ _SHARED = (  # what ranks on one device divide among them, beside its tables
     "kv_memory_bytes",
 )
 
+_SPLIT_TABLE = ("tokens", "contexts", "parts", "memory_fracs", "gains")
+_SPLIT_NAMES = ", ".join(f"split_{key}" for key in _SPLIT_TABLE)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _PerCore:
@@ -70,6 +73,12 @@ class HardwareProfile:
     token_overhead_s: float = 0.0  # of a step's token, beside products and attention, …
     output_overhead_s: float = 0.0  # … and of an output token, beside its head
     unclear: tuple[str, ...] = ()  # overheads that the measured steps do not tell from 0
+    # steps that were measured whole and in parts: tokens, tokens of context that decodes read, …
+    split_tokens: tuple[int, ...] = ()
+    split_contexts: tuple[int, ...] = ()
+    split_parts: tuple[int, ...] = ()  # … the best number of parts, …
+    split_memory_fracs: tuple[float, ...] = ()  # … and share of SMs for decode attention; 0: all
+    split_gains: tuple[float, ...] = ()  # times as fast as whole
     device_names: tuple[str, ...] = ()  # as the driver lists them, for `auto`
     sources: dict[str, str] = dataclasses.field(default_factory=dict)  # of each figure
     reason: str = ""  # why this profile was taken
@@ -119,6 +128,12 @@ class HardwareProfile:
             )
         if len(self.head_flops) > len(self.gemm_tokens):
             raise InputError(f"hardware profile {self.name}: head_flops has too many rates")
+
+        table = [getattr(self, f"split_{key}") for key in _SPLIT_TABLE]
+        if len({len(column) for column in table}) > 1:
+            raise InputError(f"hardware profile {self.name}: {_SPLIT_NAMES} must be equally long")
+        if not all(0 <= frac < 1 for frac in self.split_memory_fracs):
+            raise InputError(f"hardware profile {self.name}: split_memory_fracs must be in [0, 1)")
 
     @classmethod
     def load(cls, spec: str) -> Self:

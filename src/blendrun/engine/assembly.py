@@ -30,6 +30,7 @@ from blendrun.engine.device_memory import CudaMemory, kv_bytes
 from blendrun.engine.generations import Generations
 from blendrun.engine.guides import Guides
 from blendrun.engine.loop import Advance, Feed, RunLoop
+from blendrun.engine.overlap import choose_overlap
 from blendrun.engine.paged_attention import PagedAttention
 from blendrun.engine.prefix_cache import PrefixCache
 from blendrun.engine.products import pack_weights
@@ -227,6 +228,9 @@ def assemble(
     generated = np.zeros(len(requests), np.int32)
     generated[[answer.request for answer in begun]] = [len(answer.token_ids) for answer in begun]
     mine = pending if share is None else share.requests
+    overlap, overlap_reason = choose_overlap(
+        settings.overlap, model.compute.lanes, cost, settings.pod
+    )
     batcher = _batcher(plan, settings, requests, mine, generated, cost, pages)
 
     def too_large(request: int) -> str:
@@ -266,6 +270,7 @@ def assemble(
             cache,
             share_reads=settings.shares_reads,
             may_split=not settings.deterministic,
+            overlap=overlap,
         ),
         generations,
         scores,
@@ -301,6 +306,8 @@ def assemble(
         "attention": attention.backend,
         "attention_reason": attention.backend_reason(),
         "kernels": model.compute.kernels,
+        "overlap": "off" if overlap is None else "on",
+        "overlap_reason": overlap_reason,
         "kv_pages": pages,
         "page_size": settings.page_size,
         "kv_memory": format_bytes(pages * page_bytes),

@@ -8,7 +8,9 @@ from typing import Literal
 
 import torch
 
+from blendrun.engine.cuda_lanes import CudaLaneMaker
 from blendrun.engine.elementwise import PLAIN, Elementwise
+from blendrun.engine.overlap import MakeLanes
 from blendrun.engine.paged_attention import PagedAttention
 from blendrun.errors import InputError
 from blendrun.kernels.cpu.attention import CpuAttention
@@ -28,6 +30,7 @@ class Compute:
     attention: PagedAttention
     elementwise: Elementwise
     kernels: dict[str, str]  # by noun, in one line: what runs beside attention, and why
+    lanes: MakeLanes | None = None  # for parts of steps at the same time; None: it cannot
 
 
 def takes_gpu(wanted: DeviceName) -> bool:
@@ -87,10 +90,14 @@ def flashinfer_compute(
     elementwise = FlashInferElementwise(library)
     names = ("rms_norm", "rotary", "silu_mul")
     kernels = dict.fromkeys(names, reason) | {"argmax": f"torch on {device.type}"}
-    return Compute(device, attention, elementwise, kernels)
+    return Compute(device, attention, elementwise, kernels, _lanes(device))
 
 
 def torch_compute(device: torch.device, reason: str) -> Compute:
     names = ("argmax", "rms_norm", "rotary", "silu_mul")
     kernels = dict.fromkeys(names, f"torch on {device.type}")
-    return Compute(device, TorchAttention(device, reason), PLAIN, kernels)
+    return Compute(device, TorchAttention(device, reason), PLAIN, kernels, _lanes(device))
+
+
+def _lanes(device: torch.device) -> MakeLanes | None:
+    return CudaLaneMaker(device) if device.type == "cuda" else None

@@ -76,35 +76,40 @@ class Decoder:
             attend: called once per layer, in order.
             rows: int64 [R], the tokens that need logits; None = all T.
         """
-        part = StepPart(token_ids, positions, attend, rows)
-        self._executor.run(self.operators([part]))
-        return part.x
+        return self.forward_parts([StepPart(token_ids, positions, attend, rows)], self._executor)
+
+    def forward_parts(self, parts: Sequence[StepPart], executor: Executor) -> Tensor:
+        """Hidden states [R, H] of all parts, one after the other, as `forward`."""
+        executor.run(self.operators(parts))
+        return parts[0].x if len(parts) == 1 else torch.cat([part.x for part in parts])
 
     def operators(self, parts: Sequence[StepPart]) -> Sequence[Operator]:
         """All of a step's operators before the output head; they leave hidden states in `x`."""
         step, last = StepOperators(), len(self.weights.layers) - 1
         numbered = tuple(enumerate(parts))
         for number, part in numbered:
-            step.add("embedding", 0, number, "compute", partial(self._embed, part))
+            step.add("embedding", 0, number, "compute", partial(self._embed, part), part.made)
             self._add_sum(step, 0, number, part)
         for layer, weights in enumerate(self.weights.layers):
             for number, part in numbered:
                 qkv = partial(self._qkv, weights, part, layer == 0)
-                step.add("qkv", layer, number, "compute", qkv)
+                step.add("qkv", layer, number, "compute", qkv, part.made)
                 attention = partial(self._attention, layer, weights, part)
-                step.add_attention(layer, number, part.attention, attention)
+                step.add_attention(layer, number, part.attention, attention, part.made)
                 out = partial(self._out, weights, part, layer == last)
-                step.add("out", layer, number, "compute", out)
+                step.add("out", layer, number, "compute", out, part.made)
                 self._add_sum(step, layer, number, part)
-                step.add("mlp", layer, number, "compute", partial(self._mlp, weights, part))
+                mlp = partial(self._mlp, weights, part)
+                step.add("mlp", layer, number, "compute", mlp, part.made)
                 self._add_sum(step, layer, number, part)
         for number, part in numbered:
-            step.add("norm", last, number, "compute", partial(self._final_norm, part))
+            norm = partial(self._final_norm, part)
+            step.add("norm", last, number, "compute", norm, part.made)
         return step.all()
 
     def _add_sum(self, step: StepOperators, layer: int, number: int, part: StepPart) -> None:
         if self.group.shard.size > 1:
-            step.add("sum", layer, number, "network", partial(self._sum, part))
+            step.add("sum", layer, number, "network", partial(self._sum, part), part.made)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, vocab] in the model's dtype, of hidden states [R, H] from `forward`.

@@ -52,7 +52,8 @@ class CudaClock:
     def seconds(self) -> float:
         if not self._marks:
             return 0.0
-        self._marks[-1].synchronize()
+        for end in self._marks[1::2]:  # on several streams where a step has parts
+            end.synchronize()
         pairs = zip(self._marks[::2], self._marks[1::2], strict=True)
         return float(sum(begin.elapsed_time(end) for begin, end in pairs)) / 1e3  # it gives ms
 

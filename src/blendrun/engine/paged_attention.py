@@ -72,5 +72,9 @@ class PagedAttention(Protocol):
         shared: SharedPrefixes | None = None,
         *,
         may_split: bool = True,
+        part: int = 0,
     ) -> StepReads:
-        """As `CpuAttention.plan`; all index tensors are on the CPU."""
+        """As `CpuAttention.plan`; all index tensors are on the CPU.
+
+        Plans of different `part`s can be run at the same time; of one part, only the latest.
+        """

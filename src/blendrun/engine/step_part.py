@@ -24,3 +24,8 @@ class StepPart:
     sin: Tensor = field(init=False)
     hidden: Tensor = field(init=False)  # [T, H] the residual stream
     x: Tensor = field(init=False)  # what the next operator reads; at the end [R, H], normalised
+
+    def made(self) -> tuple[Tensor, ...]:
+        """What operators have left here so far."""
+        names = ("x", "hidden", "cos", "sin")
+        return tuple(getattr(self, name) for name in names if hasattr(self, name))

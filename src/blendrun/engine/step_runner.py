@@ -6,6 +6,7 @@ rank of a tensor-parallel group, and on one alone.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -13,14 +14,19 @@ import torch
 from torch import Tensor
 
 from blendrun.engine.decoder import Decoder
+from blendrun.engine.executors import Executor
 from blendrun.engine.layer_clock import layer_clock
+from blendrun.engine.overlap import Overlap
 from blendrun.engine.paged_attention import PagedAttention, StepReads, StepWrites
 from blendrun.engine.sampler import Sampled
+from blendrun.engine.step_cuts import bounding_resource
 from blendrun.engine.step_inputs import StepInputs
+from blendrun.engine.step_part import StepPart
 from blendrun.engine.tensor_group import Message
 from blendrun.engine.vocab_shards import best_tokens, whole_logits
 from blendrun.kernels.cpu.rotation import Rotation
 from blendrun.kernels.cpu.shared_prefixes import find_shared_prefixes
+from blendrun.tree.prefix_tree import Int32, Int64
 
 PAGES = 2  # kind of message
 DRAWN_AT_ONCE = 256  # rows; their logits are still in the caches when the best is looked for
@@ -58,7 +64,15 @@ class NextTokens(NamedTuple):
 class StepRunner:
     """Holds the KV tensors of its heads."""
 
-    def __init__(self, decoder: Decoder, attention: PagedAttention, pages: KvPages) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        attention: PagedAttention,
+        pages: KvPages,
+        overlap: Overlap | None = None,
+    ) -> None:
+        """`overlap`: divides steps into parts; None: they stay whole."""
+        self._overlap = overlap
         config = decoder.config
         self._clock = layer_clock(decoder.device)  # of attention and KV writes
         self._decoder, self._attention, self._pages = decoder, attention, pages
@@ -79,15 +93,47 @@ class StepRunner:
     def forward(self, step: StepInputs) -> tuple[Tensor, Tensor]:
         """Hidden states [R, H] for the draws and [Q, H] for the scores of prompts."""
         self._clock.reset()
-        device = self._decoder.device
-        rows = np.concatenate([step.drawn, step.scored]).astype(np.int64)
-        hidden = self._decoder.forward(
-            torch.from_numpy(step.token_ids.astype(np.int64)).to(device),
-            torch.from_numpy(step.positions.astype(np.int64)).to(device),
-            self._attend(step),
-            torch.from_numpy(rows).to(device),
-        )
+        if len(step.copy_from):
+            self._attention.copy_pages(
+                self._k_cache,
+                self._v_cache,
+                torch.from_numpy(step.copy_from),
+                torch.from_numpy(step.copy_to),
+            )
+        divided = None
+        if self._overlap is not None:
+            divided = self._overlap.divide(step.num_tokens, step.context_len)
+        if divided is None:
+            tokens = (self._indices(step.token_ids), self._indices(step.positions))
+            hidden = self._decoder.forward(*tokens, self._attend(step), self._indices(_rows(step)))
+        else:
+            hidden = self._in_parts(step, *divided)
         return hidden[: len(step.drawn)], hidden[len(step.drawn) :]
+
+    def _in_parts(self, step: StepInputs, bounds: Int64, executor: Executor) -> Tensor:
+        """As a whole step's `Decoder.forward`."""
+        parts = []
+        for number, (first, last) in enumerate(pairwise(bounds.tolist())):
+            own = step.part(first, last)
+            parts.append(
+                StepPart(
+                    self._indices(own.token_ids),
+                    self._indices(own.positions),
+                    self._attend(own, number),
+                    self._indices(_rows(own)),
+                    bounding_resource(own.num_tokens),
+                )
+            )
+        hidden = self._decoder.forward_parts(parts, executor)
+        # rows come part by part, in each of them those to draw first
+        begin = np.concatenate([[0], np.cumsum(step.num_tokens)])[bounds[:-1]]
+        part = np.searchsorted(begin, _rows(step), side="right")
+        place = np.argsort(part, kind="stable")
+        return hidden if (place[1:] > place[:-1]).all() else hidden[self._indices(_inverse(place))]
+
+    def _indices(self, values: Int32 | Int64) -> Tensor:
+        """int64, on the device."""
+        return torch.from_numpy(values.astype(np.int64)).to(self._decoder.device)
 
     def next_tokens(self, hidden: Tensor, step: StepInputs) -> NextTokens:
         """What comes next after the R tokens whose hidden states these are."""
@@ -115,14 +161,7 @@ class StepRunner:
             vocab_size = self._decoder.config.vocab_size
             yield start, whole_logits(logits, vocab_size, self._decoder.group)
 
-    def _attend(self, step: StepInputs) -> "_Attend":
-        if len(step.copy_from):
-            self._attention.copy_pages(
-                self._k_cache,
-                self._v_cache,
-                torch.from_numpy(step.copy_from),
-                torch.from_numpy(step.copy_to),
-            )
+    def _attend(self, step: StepInputs, part: int = 0) -> "_Attend":
         config, shared = self._decoder.config, None
         if self._pages.share_reads:
             shared = find_shared_prefixes(
@@ -144,6 +183,7 @@ class StepRunner:
             config.head_dim**-0.5,
             shared,
             may_split=self._pages.may_split,
+            part=part,
         )
         writes = self._attention.plan_writes(
             torch.from_numpy(step.token_idx), torch.from_numpy(step.slot)
@@ -160,6 +200,17 @@ class StepRunner:
         out = step.plan.run(q, k_cache, v_cache)
         self._clock.end()
         return out
+
+
+def _rows(step: StepInputs) -> Int32:
+    """Tokens that need logits: those to draw after, then those that score."""
+    return np.concatenate([step.drawn, step.scored])
+
+
+def _inverse(order: Int64) -> Int64:
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    return places
 
 
 def _all_tokens(parts: list[Sampled | None]) -> Sampled | None:

@@ -17,6 +17,7 @@ from blendrun.engine.drawing import Drawn, TokenDrawer
 from blendrun.engine.generations import Generations
 from blendrun.engine.guides import Guides
 from blendrun.engine.logprobs import StepLogprobs, joined, logprobs
+from blendrun.engine.overlap import Overlap
 from blendrun.engine.paged_attention import PagedAttention
 from blendrun.engine.prefix_cache import PrefixCache
 from blendrun.engine.prompt_scores import PromptScores, Wanted
@@ -54,8 +55,9 @@ class TorchBackend:
         *,
         share_reads: bool,
         may_split: bool,
+        overlap: Overlap | None = None,
     ) -> None:
-        """`share_reads`, `may_split`: see `KvPages`."""
+        """`share_reads`, `may_split`: see `KvPages`; `overlap`: see `StepRunner`."""
         self._group = decoder.group
         self._generations, self._cache = generations, cache
         # requests that share prefixes are neighbours here
@@ -64,7 +66,7 @@ class TorchBackend:
         self._drawer = TokenDrawer(requests, generations, guides)
         pages = KvPages(cache.num_pages, cache.page_size, share_reads, may_split)
         self._group.tell(pages.message())
-        self._runner = StepRunner(decoder, attention, pages)
+        self._runner = StepRunner(decoder, attention, pages, overlap)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> StepResult:
@@ -90,7 +92,7 @@ class TorchBackend:
             drawn.token_ids,
             drawn.bad,
             attention_s,
-            middle - begin - attention_s,
+            max(middle - begin - attention_s, 0.0),  # parts attend beside products
             end - middle,
             drawn.logprobs,
         )
