@@ -21,7 +21,7 @@ from blendrun.data.reasoning import ReasoningMarks
 from blendrun.data.results import RankJournal, ResultJournal
 from blendrun.engine import kv_memory
 from blendrun.engine.begun import to_continue
-from blendrun.engine.compute import Compute, choose_compute
+from blendrun.engine.compute import Compute, choose_compute, others_beside
 from blendrun.engine.deadline import Deadline
 from blendrun.engine.decoder import Decoder
 from blendrun.engine.decoder_config import DecoderConfig
@@ -44,7 +44,6 @@ from blendrun.engine.twins import Twins, find_twins
 from blendrun.engine.unfinished import Unfinished
 from blendrun.engine.weights import load_weights
 from blendrun.errors import BackendError, InputError, PlanError
-from blendrun.kernels.paged.torch_attention import TorchAttention
 from blendrun.schedule.batcher import Batcher
 from blendrun.schedule.plan_record import Plan
 from blendrun.schedule.step.begin import BatchLimits
@@ -122,8 +121,7 @@ def checked_compute(config: DecoderConfig, settings: ExecuteSettings) -> Compute
         ):
             if is_given:
                 raise InputError(f"--{flag} is for CPUs so far", "leave it out, or --device cpu")
-        others = {"plain torch": TorchAttention(compute.device)}
-        check_compute(compute, others, config, dtype)
+        check_compute(compute, others_beside(compute), config, dtype)
     return compute
 
 
