@@ -50,9 +50,9 @@ def check_compute(
         for what, found in (("", alone), (" over shared prefixes", shared)):
             words = f"{name} attention{what} and {other}"
             _compare(name, words, found, expected, _TOLERANCE[dtype])
-    found = problem.elementwise(name, compute.elementwise)
+    rows = problem.elementwise(name, compute.elementwise)
     for what, expected in problem.elementwise("plain torch", PLAIN).items():
-        _compare(name, f"{what} and plain torch", found[what], expected, _TOLERANCE[dtype])
+        _compare(name, f"{what} and plain torch", rows[what], expected, _TOLERANCE[dtype])
 
 
 def _compare(path: str, what: str, found: Tensor, expected: Tensor, tolerance: float) -> None:
