@@ -97,7 +97,7 @@ class LoadedModel:
 
     def free_kv_bytes(self, settings: ExecuteSettings) -> int:
         """What there is for KV pages on each rank."""
-        device = self.decoder.device
+        device = self.compute.device
         if device.type == "cpu":
             return kv_memory.least_free_bytes(self.decoder.group)
         return kv_bytes(self.decoder, CudaMemory(device), settings.chunk_size, settings.max_seqs)
@@ -215,7 +215,7 @@ def assemble(
     if limit is None:
         limit = model.free_kv_bytes(settings)
     pages = kv_memory.num_pages(requests, pending, page_size, page_bytes, limit)
-    is_cpu = model.decoder.device.type == "cpu"
+    is_cpu = model.compute.device.type == "cpu"
     hardware = HardwareProfile.load("this-cpu" if is_cpu else "auto")
     hardware = replace(hardware, shared_reads=hardware.shared_reads and settings.shares_reads)
     shape = ModelShape.from_hf_config(files.config, plan.model.name)
@@ -295,7 +295,7 @@ def assemble(
         "threads": torch.get_num_threads(),
         "tp": group.shard.size,
         "dtype": settings.dtype,
-        "device": str(model.decoder.device),
+        "device": str(model.compute.device),
         "attention": attention.backend,
         "attention_reason": attention.backend_reason(),
         "kernels": model.compute.kernels,
