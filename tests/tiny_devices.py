@@ -7,7 +7,7 @@ import torch
 import flashinfer_stand_in
 from blendrun.data.model_files import ModelFiles
 from blendrun.engine.assembly import LoadedModel
-from blendrun.engine.compute import Compute, torch_compute
+from blendrun.engine.compute import Compute, torch_compute, triton_compute
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.kernels.cpu.shared_prefixes import COST_LEN
 from blendrun.kernels.flashinfer.attention import FlashInferAttention
@@ -39,3 +39,10 @@ class OnStandIn:
 def in_plain_torch(files: ModelFiles, settings: ExecuteSettings) -> LoadedModel:
     """A `ModelLoader`: the last resort of GPUs."""
     return LoadedModel.load(files, settings, compute=torch_compute(CPU, "asked for"))
+
+
+def in_triton(files: ModelFiles, settings: ExecuteSettings) -> LoadedModel:
+    """A `ModelLoader`: our Triton kernels, in the interpreter."""
+    compute = triton_compute(CPU, "interpreted")
+    compute.attention.prefix_cost_len = 0
+    return LoadedModel.load(files, settings, compute=compute)

@@ -14,20 +14,19 @@ from torch import Tensor
 from blendrun.kernels.cpu.shared_prefixes import COST_LEN, SharedPrefixes
 from blendrun.kernels.flashinfer.library import DECODE_GROUPS, FlashInfer
 from blendrun.kernels.flashinfer.writes import FlashInferWrites, whole_cache_index
-from blendrun.kernels.paged import nhd_cache
 from blendrun.kernels.paged.cascade import Cascade
+from blendrun.kernels.paged.nhd_pages import NhdPages
 from blendrun.kernels.paged.page_index import Int32, PageIndex
-from blendrun.kernels.paged.step_split import Int64, StepSplit
+from blendrun.kernels.paged.step_split import Int64, StepSplit, as_rows
 
 LAYOUT = "NHD"
 WORKSPACE_BYTES = 128 << 20  # of each wrapper, as its documentation recommends
 _LEAST_TENSOR_CORE_GROUP = 4  # query heads per KV head from which decodes use tensor cores
 
-Rows = slice | Tensor  # of q
 Launch = Callable[[Tensor, tuple[Tensor, Tensor], Tensor], None]  # q, caches of a layer, out
 
 
-class FlashInferAttention:
+class FlashInferAttention(NhdPages):
     """See `engine.paged_attention.PagedAttention`. Holds the wrappers and their workspaces.
 
     A wrapper has one plan at a time. Each part of a step has wrappers of its own, so that the
@@ -51,14 +50,11 @@ class FlashInferAttention:
             fused: prefill chunks and decodes of a step in one launch (POD-Attention).
             prefix_cost_len: see `find_shared_prefixes`.
         """
-        self.prefix_cost_len = prefix_cost_len
-        self._library, self._device, self._reason, self._fused = library, device, reason, fused
+        super().__init__(device, reason, prefix_cost_len)
+        self._library, self._fused = library, fused
         self._wrappers: dict[tuple[int, str, int], Any] = {}
         self._cache_index: tuple[Tensor, ...] = ()
         self._num_planned: dict[int, int] = {}  # by part
-
-    def backend_reason(self) -> str:
-        return self._reason
 
     def alloc_kv_cache(
         self,
@@ -70,13 +66,10 @@ class FlashInferAttention:
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         """K and V [num_layers, num_pages, page_size, num_kv_heads, head_dim], not set."""
-        self._cache_index = whole_cache_index(num_pages, page_size, self._device)
-        return nhd_cache.alloc_kv_cache(
-            num_layers, num_pages, page_size, num_kv_heads, head_dim, dtype, self._device
+        self._cache_index = whole_cache_index(num_pages, page_size, self.device)
+        return super().alloc_kv_cache(
+            num_layers, num_pages, page_size, num_kv_heads, head_dim, dtype
         )
-
-    def copy_pages(self, k_cache: Tensor, v_cache: Tensor, src: Tensor, dst: Tensor) -> None:
-        nhd_cache.copy_pages(k_cache, v_cache, src, dst)
 
     def plan_writes(self, token_idx: Tensor, slots: Tensor) -> FlashInferWrites:
         """For the pages that were allocated last."""
@@ -126,7 +119,7 @@ class FlashInferAttention:
         found = self._wrappers.get((part, kind, number))
         if found is None:
             # zeros: the decode wrapper asks for them
-            workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
+            workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
             found = self._wrappers[part, kind, number] = make(workspace)
         return found
 
@@ -175,7 +168,7 @@ class FlashInferAttention:
         return self._launch(wrapper, rows)
 
     def _launch(self, wrapper: Any, rows: Int64) -> Launch:
-        chosen = _rows(rows, self._device)
+        chosen = as_rows(rows, self.device)
 
         def run(q: Tensor, caches: tuple[Tensor, Tensor], out: Tensor) -> None:
             out[chosen] = wrapper.run(q[chosen], caches)
@@ -199,7 +192,7 @@ class FlashInferAttention:
             lambda workspace: self._library.BatchPODWithPagedKVCacheWrapper(workspace, LAYOUT),
         )
         wrapper.plan(*_tensors(prefills), *_tensors(decodes), *heads, **how)
-        prefill, decode = _rows(prefill_rows, self._device), _rows(decode_rows, self._device)
+        prefill, decode = as_rows(prefill_rows, self.device), as_rows(decode_rows, self.device)
 
         def run(q: Tensor, caches: tuple[Tensor, Tensor], out: Tensor) -> None:
             out[prefill], out[decode] = wrapper.run(
@@ -247,11 +240,3 @@ def _tensors(index: PageIndex) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     )
     qo_indptr, kv_indptr, kv_indices, last = map(torch.from_numpy, arrays)
     return qo_indptr, kv_indptr, kv_indices, last
-
-
-def _rows(rows: Int64, device: torch.device) -> Rows:
-    """As a slice, where they follow each other: then nothing is gathered."""
-    first, last = int(rows[0]), int(rows[-1])
-    if last - first + 1 == len(rows) and (rows[1:] > rows[:-1]).all():
-        return slice(first, last + 1)
-    return torch.from_numpy(rows).to(device)

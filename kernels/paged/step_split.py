@@ -5,6 +5,8 @@ from typing import Self
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from blendrun.kernels.cpu.shared_prefixes import SharedPrefixes
 from blendrun.kernels.paged.cascade import Cascade
@@ -73,3 +75,11 @@ class StepSplit:
             index(prefills),
             rows_of(prefills),
         )
+
+
+def as_rows(rows: Int64, device: torch.device) -> slice | Tensor:
+    """To index q with; a slice where rows follow each other, so that nothing is gathered."""
+    first, last = int(rows[0]), int(rows[-1])
+    if last - first + 1 == len(rows) and (rows[1:] > rows[:-1]).all():
+        return slice(first, last + 1)
+    return torch.from_numpy(rows).to(device)

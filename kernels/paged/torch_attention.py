@@ -12,41 +12,18 @@ from torch import Tensor
 from blendrun.kernels.cpu.attention_reference import causal_attention
 from blendrun.kernels.cpu.rotary_reference import rotated
 from blendrun.kernels.cpu.rotation import Rotation
-from blendrun.kernels.cpu.shared_prefixes import COST_LEN, SharedPrefixes
+from blendrun.kernels.cpu.shared_prefixes import SharedPrefixes
 from blendrun.kernels.paged import nhd_cache
+from blendrun.kernels.paged.nhd_pages import NhdPages
 
 
-class TorchAttention:
-    """See `engine.paged_attention.PagedAttention`; no state but the device."""
+class TorchAttention(NhdPages):
+    """See `engine.paged_attention.PagedAttention`."""
 
     backend: ClassVar[str] = "torch"
-    prefix_cost_len: ClassVar[int] = COST_LEN
-
-    def __init__(self, device: torch.device, reason: str = "plain torch was asked for") -> None:
-        """`reason`: why this path was taken, in one line."""
-        self._device, self._reason = device, reason
-
-    def backend_reason(self) -> str:
-        return self._reason
-
-    def alloc_kv_cache(
-        self,
-        num_layers: int,
-        num_pages: int,
-        page_size: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, Tensor]:
-        return nhd_cache.alloc_kv_cache(
-            num_layers, num_pages, page_size, num_kv_heads, head_dim, dtype, self._device
-        )
-
-    def copy_pages(self, k_cache: Tensor, v_cache: Tensor, src: Tensor, dst: Tensor) -> None:
-        nhd_cache.copy_pages(k_cache, v_cache, src, dst)
 
     def plan_writes(self, token_idx: Tensor, slots: Tensor) -> "TorchWrites":
-        return TorchWrites(token_idx.long().to(self._device), slots.to(self._device))
+        return TorchWrites(token_idx.long().to(self.device), slots.to(self.device))
 
     def plan(
         self,
@@ -62,7 +39,7 @@ class TorchAttention:
         part: int = 0,
     ) -> "TorchPlan":
         del num_heads, shared, may_split, part
-        pages = page_table.long().to(self._device)
+        pages = page_table.long().to(self.device)
         bounds, contexts = q_indptr.tolist(), context_len.tolist()
         page_size = k_cache.shape[1]
         return TorchPlan(

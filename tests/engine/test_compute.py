@@ -73,7 +73,10 @@ def test_with_a_gpu_it_is_flashinfer_there_unless_told_otherwise():
         ({"head_dim": 96}, "no kernels for heads of 96"),
     ],
 )
-def test_what_flashinfer_does_not_take_plain_torch_does(wanted: dict[str, Any], reason: str):
+def test_what_flashinfer_does_not_take_another_does(
+    wanted: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(compute, "_triton_version", lambda: None)
     taken = chosen(**wanted)
     assert taken.attention.backend == "torch"
     assert reason in taken.attention.backend_reason()
@@ -89,9 +92,21 @@ def test_pod_needs_flashinfer_to_be_what_is_asked_for():
 
 
 @pytest.mark.usefixtures("gpu")
-def test_without_flashinfer_plain_torch_says_so(monkeypatch: pytest.MonkeyPatch):
+def test_without_flashinfer_it_is_triton_and_without_that_plain_torch(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setattr(compute, "find_flashinfer", lambda: (None, "it is not there"))
-    assert "it is not there" in chosen().attention.backend_reason()
+    monkeypatch.setattr(compute, "_triton_version", lambda: None)
+    taken = chosen().attention
+    assert taken.backend == "torch"
+    assert "it is not there" in taken.backend_reason()
+    with pytest.raises(InputError, match="Triton is not installed"):
+        chosen(attention="triton")
+    pytest.importorskip("triton")
+    monkeypatch.setattr(compute, "_triton_version", lambda: "3.9")
+    taken = chosen().attention
+    assert taken.backend == "triton"
+    assert taken.backend_reason() == "Triton 3.9: it is not there"
 
 
 def test_a_flashinfer_that_lacks_what_is_needed_is_none(monkeypatch: pytest.MonkeyPatch):

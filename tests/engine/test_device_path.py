@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flashinfer_stand_in import ContractError
-from tiny_devices import OnStandIn, in_plain_torch
+from tiny_devices import OnStandIn, in_plain_torch, in_triton
 from tiny_jobs import execute, plan_job
 from tiny_launches import counting
 from tiny_models import make_checkpoint
@@ -78,6 +78,14 @@ def test_plain_torch_gives_the_tokens_of_the_cpu(
     plans: dict[str, Path], expected: list[Any], tmp_path: Path
 ):
     assert answers(plans["blend"], tmp_path / "run", in_plain_torch) == expected
+
+
+def test_our_triton_kernels_give_the_tokens_of_the_cpu(checkpoint: Path, tmp_path: Path):
+    pytest.importorskip("triton")
+    rows = [{"prompt": f"fox {i}", "max_tokens": 2} for i in range(2)]  # the interpreter is slow
+    plan, _ = plan_job(tmp_path, rows, checkpoint, ignore_eos=True)
+    expected = answers(plan, tmp_path / "cpu")
+    assert answers(plan, tmp_path / "device", in_triton) == expected
 
 
 @pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])

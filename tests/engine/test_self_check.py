@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import flashinfer_stand_in
+from blendrun.engine import self_check
+from blendrun.engine.compute import triton_compute
 from blendrun.engine.self_check import check_compute
 from blendrun.errors import BackendError
 from blendrun.kernels.paged.torch_attention import TorchAttention
@@ -29,6 +31,13 @@ def check(
 @pytest.mark.parametrize("pod", [False, True], ids=["two launches", "pod"])
 def test_right_kernels_pass(dtype: torch.dtype, pod: bool):
     check(dtype=dtype, pod=pod)
+
+
+def test_our_triton_kernels_pass(monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("triton")
+    few = ((1, 49, 2), (1, 40, 2), (3, 37, 1), (1, 17, 0), (9, 20, 0))  # the interpreter is slow
+    monkeypatch.setattr(self_check, "_SEQUENCES", few)
+    check_compute(triton_compute(CPU, "interpreted"), OTHERS, tiny_config(), torch.float32)
 
 
 @pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS)

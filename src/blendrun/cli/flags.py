@@ -175,9 +175,7 @@ RunTp = Annotated[
 ]
 Dtype = Annotated[str | None, _run("dtype", "bfloat16 or float32, of weights and KV.")]
 Device = Annotated[str | None, _run("device", "auto, cpu or cuda; auto: the GPU, if there is one.")]
-Attention = Annotated[
-    str | None, _run("attention", "auto, flashinfer, triton or torch; triton is not there yet.")
-]
+Attention = Annotated[str | None, _run("attention", "Of GPUs: auto, flashinfer, triton or torch.")]
 Pod = Annotated[
     bool | None,
     typer.Option("--pod", help="Prefill and decode attention in one launch (FlashInfer)."),

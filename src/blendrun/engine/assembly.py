@@ -21,7 +21,7 @@ from blendrun.data.reasoning import ReasoningMarks
 from blendrun.data.results import RankJournal, ResultJournal
 from blendrun.engine import kv_memory
 from blendrun.engine.begun import to_continue
-from blendrun.engine.compute import Compute, choose_compute
+from blendrun.engine.compute import Compute, choose_compute, others_beside
 from blendrun.engine.deadline import Deadline
 from blendrun.engine.decoder import Decoder
 from blendrun.engine.decoder_config import DecoderConfig
@@ -45,7 +45,6 @@ from blendrun.engine.twins import Twins, find_twins
 from blendrun.engine.unfinished import Unfinished
 from blendrun.engine.weights import load_weights
 from blendrun.errors import BackendError, InputError, PlanError
-from blendrun.kernels.paged.torch_attention import TorchAttention
 from blendrun.schedule.batcher import Batcher
 from blendrun.schedule.plan_record import Plan
 from blendrun.schedule.step.begin import BatchLimits
@@ -99,7 +98,7 @@ class LoadedModel:
 
     def free_kv_bytes(self, settings: ExecuteSettings) -> int:
         """What there is for KV pages on each rank."""
-        device = self.decoder.device
+        device = self.compute.device
         if device.type == "cpu":
             return kv_memory.least_free_bytes(self.decoder.group)
         return kv_bytes(self.decoder, CudaMemory(device), settings.chunk_size, settings.max_seqs)
@@ -123,8 +122,7 @@ def checked_compute(config: DecoderConfig, settings: ExecuteSettings) -> Compute
         ):
             if is_given:
                 raise InputError(f"--{flag} is for CPUs so far", "leave it out, or --device cpu")
-        others = {"plain torch": TorchAttention(compute.device)}
-        check_compute(compute, others, config, dtype)
+        check_compute(compute, others_beside(compute), config, dtype)
     return compute
 
 
@@ -218,7 +216,7 @@ def assemble(
     if limit is None:
         limit = model.free_kv_bytes(settings)
     pages = kv_memory.num_pages(requests, pending, page_size, page_bytes, limit)
-    is_cpu = model.decoder.device.type == "cpu"
+    is_cpu = model.compute.device.type == "cpu"
     hardware = HardwareProfile.load("this-cpu" if is_cpu else "auto")
     hardware = replace(hardware, shared_reads=hardware.shared_reads and settings.shares_reads)
     shape = ModelShape.from_hf_config(files.config, plan.model.name)
@@ -302,7 +300,7 @@ def assemble(
         "threads": torch.get_num_threads(),
         "tp": group.shard.size,
         "dtype": settings.dtype,
-        "device": str(model.decoder.device),
+        "device": str(model.compute.device),
         "attention": attention.backend,
         "attention_reason": attention.backend_reason(),
         "kernels": model.compute.kernels,

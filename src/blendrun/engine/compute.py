@@ -4,6 +4,8 @@ Only what is chosen here knows one device from another; a step is the same every
 """
 
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
@@ -76,10 +78,21 @@ def choose_compute(
     if attention == "flashinfer" or pod:
         what = "--pod" if pod else "--attention flashinfer"
         raise InputError(f"{what}: {problem or 'another attention was asked for'}")
+    if attention == "torch":
+        return torch_compute(gpu, "plain torch was asked for")
+    version = _triton_version()
+    if version is not None:
+        why = "it was asked for" if attention == "triton" else problem
+        return triton_compute(gpu, f"Triton {version}: {why}")
     if attention == "triton":
-        raise InputError("--attention triton: there are no such kernels yet")
-    why = "it was asked for" if attention == "torch" else f"{problem}"
-    return torch_compute(gpu, f"plain torch, which is slow: {why}")
+        raise InputError("--attention triton: Triton is not installed", "pip install triton")
+    return torch_compute(gpu, f"plain torch, which is slow: {problem}, and there is no Triton")
+
+
+def _triton_version() -> str | None:
+    if find_spec("triton") is None:
+        return None
+    return str(import_module("triton").__version__)
 
 
 def flashinfer_compute(
@@ -97,6 +110,27 @@ def torch_compute(device: torch.device, reason: str) -> Compute:
     names = ("argmax", "rms_norm", "rotary", "silu_mul")
     kernels = dict.fromkeys(names, f"torch on {device.type}")
     return Compute(device, TorchAttention(device, reason), PLAIN, kernels, _lanes(device))
+
+
+def others_beside(compute: Compute) -> dict[str, PagedAttention]:
+    """What a device's attention is checked against, by name: plain torch, and our own kernels."""
+    others: dict[str, PagedAttention] = {"plain torch": TorchAttention(compute.device)}
+    if compute.attention.backend == "flashinfer" and _triton_version() is not None:
+        others["Triton"] = triton_compute(compute.device, "to compare").attention
+    return others
+
+
+def triton_compute(device: torch.device, reason: str) -> Compute:
+    """Our Triton kernels, which are imported here and nowhere else."""
+    module = import_module("blendrun.kernels.paged.triton_attention")
+    kernels = dict.fromkeys(("rms_norm", "rotary", "silu_mul"), reason)
+    return Compute(
+        device,
+        module.TritonAttention(device, reason),
+        module.TritonElementwise(),
+        kernels | {"argmax": f"torch on {device.type}"},
+        _lanes(device),
+    )
 
 
 def _lanes(device: torch.device) -> MakeLanes | None:

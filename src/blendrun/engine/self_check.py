@@ -4,7 +4,8 @@ Random sequences of the model's shape: prefill chunks, decodes, and some that sh
 about two seconds, without the time in which a library compiles its kernels.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -43,20 +44,15 @@ def check_compute(
     """
     name = compute.attention.backend
     problem = _Problem(config, dtype, compute.device)
-    try:
-        found = {
-            f"{name} attention{what}": problem.attention(compute.attention, shares)
-            for what, shares in (("", False), (" over shared prefixes", True))
-        }
-        elementwise = problem.elementwise(compute.elementwise)
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise _refusal(name, f"fails: {error}") from error
+    alone, shared = (problem.attention(name, compute.attention, shares) for shares in (False, True))
     for other, attention in others.items():
-        expected = problem.attention(attention, False)
-        for what, values in found.items():
-            _compare(name, f"{what} and {other}", values, expected, _TOLERANCE[dtype])
-    for what, values in problem.elementwise(PLAIN).items():
-        _compare(name, f"{what} and plain torch", elementwise[what], values, _TOLERANCE[dtype])
+        expected = problem.attention(other, attention, False)
+        for what, found in (("", alone), (" over shared prefixes", shared)):
+            words = f"{name} attention{what} and {other}"
+            _compare(name, words, found, expected, _TOLERANCE[dtype])
+    rows = problem.elementwise(name, compute.elementwise)
+    for what, expected in problem.elementwise("plain torch", PLAIN).items():
+        _compare(name, f"{what} and plain torch", rows[what], expected, _TOLERANCE[dtype])
 
 
 def _compare(path: str, what: str, found: Tensor, expected: Tensor, tolerance: float) -> None:
@@ -71,6 +67,15 @@ def _refusal(path: str, problem: str) -> BackendError:
         f"the self-check of the {path} path on this device failed: {problem}",
         "take another --attention, or --device cpu",
     )
+
+
+@contextmanager
+def _refusing(path: str) -> Iterator[None]:
+    """A kernel that fails is a refusal."""
+    try:
+        yield
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise _refusal(path, f"it fails: {error}") from error
 
 
 class _Problem:
@@ -95,8 +100,17 @@ class _Problem:
         values = torch.randn(shape, generator=self._random)
         return values.to(self._dtype).to(self._device)
 
-    def attention(self, attention: PagedAttention, shares: bool) -> Tensor:
+    def attention(self, name: str, attention: PagedAttention, shares: bool) -> Tensor:
         """[T, Hq * D] of one layer, after its K and V were turned and written."""
+        with _refusing(name):
+            return self._attention(attention, shares)
+
+    def elementwise(self, name: str, kernels: Elementwise) -> dict[str, Tensor]:
+        """By what it is, rows of values."""
+        with _refusing(name):
+            return self._elementwise(kernels)
+
+    def _attention(self, attention: PagedAttention, shares: bool) -> Tensor:
         config = self._config
         caches = attention.alloc_kv_cache(
             1,
@@ -135,8 +149,7 @@ class _Problem:
         turned = q.flatten(1)[: len(self._q)]
         return torch.cat([plan.run(self._q.clone(), k_cache, v_cache).flatten(1), turned])
 
-    def elementwise(self, kernels: Elementwise) -> dict[str, Tensor]:
-        """By what it is, rows of values."""
+    def _elementwise(self, kernels: Elementwise) -> dict[str, Tensor]:
         random = torch.Generator().manual_seed(1)
         hidden, branch, gate_up = (
             torch.randn(shape, generator=random).to(self._dtype).to(self._device)
