@@ -72,6 +72,7 @@ PUBLISHED = [
     ("deepseek-llm-67b", "67.4", 95 * 2 * 8 * 128 * 2),
     ("deepseek-v3", "671", 61 * (512 + 64) * 2),
     ("mistral-7b-v0.3", "7.25", 32 * 2 * 8 * 128 * 2),
+    ("mixtral-8x7b", "46.7", 32 * 2 * 8 * 128 * 2),
     ("smollm2-135m", "0.1345", 30 * 2 * 3 * 64 * 2),
 ]
 
@@ -88,7 +89,9 @@ def test_every_shipped_shape_has_a_published_size_to_compare_with():
     assert sorted(name for name, _, _ in PUBLISHED) == shipped_names("models")
 
 
-@pytest.mark.parametrize(("name", "active"), [("qwen3-30b-a3b", 3.3e9), ("deepseek-v3", 37e9)])
+@pytest.mark.parametrize(
+    ("name", "active"), [("qwen3-30b-a3b", 3.3e9), ("mixtral-8x7b", 12.9e9), ("deepseek-v3", 37e9)]
+)
 def test_active_parameters_are_the_published_ones(name: str, active: float):
     model = ModelShape.load(name)
     # their makers count both the embedding table and the head

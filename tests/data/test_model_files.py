@@ -20,6 +20,10 @@ LLAMA = {
     "eos_token_id": 2,
 }
 MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"]}
+MIXTRAL = {**LLAMA, "architectures": ["MixtralForCausalLM"], "num_local_experts": 4,
+           "num_experts_per_tok": 2}  # fmt: skip
+QWEN3_MOE = {**LLAMA, "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4,
+             "num_experts_per_tok": 2, "moe_intermediate_size": 32}  # fmt: skip
 QWEN2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}
 REFUSED = {
     "other architecture": (
@@ -49,6 +53,16 @@ REFUSED = {
     "mistral window": ({**MISTRAL, "sliding_window": 1024}, r"sliding-window.*1024"),
     "mistral default window": ({**MISTRAL, "max_position_embeddings": 32768}, "4096 tokens"),
     "qwen window": ({**QWEN2, "sliding_window": 512, "max_window_layers": 1}, "512 tokens"),
+    "mixtral window": ({**MIXTRAL, "sliding_window": 1024}, r"sliding-window.*1024"),
+    "qwen3-moe window": (
+        {**QWEN3_MOE, "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2},
+        "64 tokens",
+    ),
+    "mixtral without experts": (
+        {k: v for k, v in MIXTRAL.items() if k != "num_local_experts"},
+        "num_local_experts",
+    ),
+    "more experts chosen than there are": ({**QWEN3_MOE, "num_experts_per_tok": 5}, "5 of 4"),
     "qwen window by layer": (
         {**QWEN2, "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8},
         "8 tokens",
@@ -60,6 +74,8 @@ ACCEPTED = {
     "mistral without window": {**MISTRAL, "sliding_window": None, "max_position_embeddings": 9999},
     "mistral window as long as the context": MISTRAL,
     "qwen window beyond the last layer": {**QWEN2, "sliding_window": 8, "max_window_layers": 2},
+    "mixtral": MIXTRAL,
+    "qwen3-moe": {**QWEN3_MOE, "sliding_window": 64, "use_sliding_window": False},
     "qwen window off": {**QWEN2, "use_sliding_window": False, "sliding_window": 8},
     "linear rope": {**LLAMA, "rope_scaling": {"type": "linear", "factor": 2.0}},
 }
@@ -89,7 +105,10 @@ def test_supported_models_pass(name, tmp_path):
 def test_the_refusal_of_an_architecture_lists_the_supported_ones(tmp_path):
     with pytest.raises(InputError) as caught:
         check_supported({**LLAMA, "architectures": ["PhiForCausalLM"]}, tmp_path)
-    supported = "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"
+    supported = (
+        "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, "
+        "MixtralForCausalLM, Qwen3MoeForCausalLM"
+    )
     assert caught.value.hint == f"supported: {supported}"
 
 

@@ -29,6 +29,8 @@ from blendrun.engine.measured_steps import Overheads, fit_overheads, least_squar
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.engine.step_log import STEP_SCHEMA
 from blendrun.schedule.step_job import steering
+from engine.test_decoder import load_decoder
+from tiny_models import make_checkpoint
 
 COST = CostModel(
     ModelShape.load("configs/models/smollm2-135m.toml"),
@@ -134,6 +136,27 @@ def test_one_core_has_nothing_to_overlap():
     profile = as_profile(rates(None), "tiny")
     assert not profile.overlaps
     assert "one core" in profile.sources["overlap"]
+
+
+def test_measured_products_are_those_that_the_cost_model_counts(tmp_path: Path):
+    sizes = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    folder = make_checkpoint(tmp_path, "Qwen3MoeForCausalLM", mlp_only_layers=[1], **sizes)
+    shape = ModelShape.from_hf_config(json.loads((folder / "config.json").read_text()), "tiny")
+    groups = measured_rates.products_of(load_decoder(folder))
+    norms = 2 * (2 * shape.hidden_size + 2 * shape.head_dim) + shape.hidden_size
+    assert sum(group.num_params for group in groups) == shape.body_params - norms
+
+
+def test_tokens_of_a_measured_step_choose_their_experts_apart():
+    group = measured_rates.Alternatives(torch.zeros(16, 3, 5), per_token=4)
+    assert group.num_params == 4 * 15
+    for tokens in (1, 3, 200):
+        rows = group.num_rows(tokens)
+        assert sum(rows) == 4 * tokens
+        assert max(rows) <= tokens
+    assert min(rows) > 0
+    assert measured_rates.Alternatives([torch.zeros(3, 5)]).num_rows(9) == [9]
+    assert sum(row > 0 for row in group.num_rows(3)) > 4
 
 
 def test_unclear_costs_are_marked_in_the_profile():

@@ -11,6 +11,7 @@ from blendrun.engine.weights import load_weights
 from blendrun.kernels.cpu.rotary_reference import rotated
 from tiny_models import LLAMA3_ROPE, YARN_ROPE, make_checkpoint
 
+QWEN3_MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 MODELS = {
     "llama": ("LlamaForCausalLM", {}),
     "llama tied, one kv head": (
@@ -33,6 +34,20 @@ MODELS = {
     "qwen3 tied, biases": (
         "Qwen3ForCausalLM",
         {"head_dim": 16, "tie_word_embeddings": True, "attention_bias": True},
+    ),
+    "mixtral": ("MixtralForCausalLM", {"num_local_experts": 6, "num_experts_per_tok": 2}),
+    "mixtral, wide heads, tied": (
+        "MixtralForCausalLM",
+        {"num_local_experts": 3, "head_dim": 32, "tie_word_embeddings": True},
+    ),
+    "qwen3-moe": ("Qwen3MoeForCausalLM", QWEN3_MOE),
+    "qwen3-moe, shares of one, biases": (
+        "Qwen3MoeForCausalLM",
+        {**QWEN3_MOE, "norm_topk_prob": True, "attention_bias": True},
+    ),
+    "qwen3-moe, every second layer": (
+        "Qwen3MoeForCausalLM",
+        {**QWEN3_MOE, "num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [1]},
     ),
 }
 
@@ -151,3 +166,15 @@ def test_config_reads_both_spellings_of_rope(tmp_path):
     scaling = {k: v for k, v in LLAMA3_ROPE.items() if k not in ("rope_theta", "rope_type")}
     old["rope_scaling"] = {**scaling, "type": "llama3"}
     assert DecoderConfig.from_hf(old) == DecoderConfig.from_hf(config)
+
+
+def test_config_reads_both_spellings_of_experts(tmp_path):
+    folder = make_checkpoint(tmp_path, "Qwen3MoeForCausalLM", **QWEN3_MOE)
+    config = resolve_model(str(folder)).config
+    sizes = {k: v for k, v in config.items() if k not in ("num_experts", "num_local_experts")}
+    made = [
+        DecoderConfig.from_hf({**sizes, key: 8}) for key in ("num_experts", "num_local_experts")
+    ]
+    assert made[0] == made[1] == DecoderConfig.from_hf(config)
+    assert made[0].experts.num_experts == 8
+    assert made[0].experts.layers == (0, 1)

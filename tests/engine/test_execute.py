@@ -1,5 +1,7 @@
 """Whole runs on a tiny checkpoint: the answers are those of transformers, however they are run."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from blendrun.schedule.orders import POLICIES
 from blendrun.schedule.plan_file import read_plan
 from blendrun.schedule.planner import plan_again
 from blendrun.schedule.settings import PlanSettings
+from tiny_groups import load_on_threads
 from tiny_jobs import SHAPE, SILENT, execute, ignore_progress, plan_files, plan_job, write_rows
 from tiny_models import make_checkpoint
 
@@ -449,6 +452,49 @@ def test_bfloat16_runs_and_answers_every_row(checkpoint: Path, rows: Path, tmp_p
     plan, _ = plan_files(tmp_path / "plan.json", [rows], checkpoint)
     assert execute(plan, tmp_path / "run", dtype="bfloat16").num_errors == 0
     assert read_manifest(tmp_path / "run").environment["dtype"] == "bfloat16"
+
+
+def test_float16_is_refused_on_a_cpu(checkpoint: Path, rows: Path, tmp_path: Path):
+    plan, _ = plan_files(tmp_path / "plan.json", [rows], checkpoint)
+    with pytest.raises(InputError, match="float16 needs a GPU") as caught:
+        execute(plan, tmp_path / "run", dtype="float16")
+    assert "bfloat16" in caught.value.hint
+
+
+def test_dummy_weights_need_no_files_and_are_the_same_on_any_number_of_ranks(
+    checkpoint: Path, rows: Path, tmp_path: Path
+):
+    folder = shutil.copytree(
+        checkpoint, tmp_path / "shape", ignore=shutil.ignore_patterns("*.safetensors")
+    )
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["vocab_size"] = 1001  # more than the tokenizer has, as when it is lent
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    plan, _ = plan_files(tmp_path / "plan.json", [rows], folder)
+    with pytest.raises(InputError, match=r"no \*\.safetensors"):
+        execute(plan, tmp_path / "run")
+    how = {"load_format": "dummy", "ignore_eos": True}
+    execute(plan, tmp_path / "one", **how)
+    execute(plan, tmp_path / "two", load_on_threads, tp=2, **how)
+    assert answers(tmp_path / "one") == answers(tmp_path / "two")
+    assert len({tuple(row["output_token_ids"]) for row in answers(tmp_path / "one")}) > 2
+    assert read_manifest(tmp_path / "one").environment["load_format"] == "dummy"
+
+
+def test_a_run_on_dummy_weights_does_not_go_on_with_others(
+    checkpoint: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    plan, _ = plan_files(tmp_path / "plan.json", [rows], checkpoint)
+    with monkeypatch.context() as patch:
+        Failing(patch, 6)
+        with pytest.raises(BackendError):
+            execute(plan, tmp_path / "run", load_format="dummy")
+    with pytest.raises(PlanError, match="weights"):
+        execute(plan, tmp_path / "run")
+    execute(plan, tmp_path / "run", load_format="dummy")
+    execute(plan, tmp_path / "real")
+    with pytest.raises(PlanError, match="load_format was None, now dummy"):
+        execute(plan, tmp_path / "real", load_format="dummy")
 
 
 def test_manifest_tells_what_ran(checkpoint: Path, rows: Path, tmp_path: Path):

@@ -11,6 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from blendrun.config import resolve
+from blendrun.cost.cost_model import CostModel
+from blendrun.cost.hardware import HardwareProfile
+from blendrun.cost.model_shape import ModelShape
 from blendrun.errors import CapacityError, InputError, PlanError
 from blendrun.schedule.orders import POLICIES
 from blendrun.schedule.plan_file import read_plan, window_paths
@@ -65,6 +68,17 @@ def test_times_keep_their_order(tmp_path: Path):
     assert times.density == pytest.approx(times.shared_compute_s / times.memory_s)
     assert times.ideal_s == pytest.approx(max(times.shared_compute_s, times.memory_s))
     assert times.ideal_s <= times.practical_s <= times.predicted_s
+
+
+def test_the_prediction_reads_the_experts_that_a_step_touches_the_bound_those_of_a_token(
+    tmp_path: Path,
+):
+    rows = [{"prompt_token_ids": [i, 5], "max_tokens": 500, "output_len": 500} for i in range(64)]
+    _, plan = plan_job(tmp_path, rows, "qwen3-30b-a3b.toml", output_len_column="output_len")
+    shape, hardware = ModelShape.load("qwen3-30b-a3b"), HardwareProfile.load("a100-80gb-sxm")
+    cost = CostModel(shape, hardware)
+    assert plan.times.practical_s < 500 * float(cost.step_weight_read_s(32))
+    assert plan.times.predicted_s > 500 * float(cost.step_weight_read_s(60))
 
 
 def test_ranks_divide_the_time(tmp_path: Path):

@@ -36,6 +36,7 @@ def execute(
     launcher: flags.LauncherFlag = None,
     ray_address: flags.RayAddress = None,
     dtype: flags.Dtype = None,
+    load_format: flags.LoadFormat = None,
     device: flags.Device = None,
     attention: flags.Attention = None,
     pod: flags.Pod = None,

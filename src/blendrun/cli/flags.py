@@ -173,7 +173,13 @@ ModelPath = Annotated[str | None, typer.Option(help="Where the plan's model lies
 RunTp = Annotated[
     int | None, typer.Option("--tp", help="Tensor-parallel ranks (default: those of the plan).")
 ]
-Dtype = Annotated[str | None, _run("dtype", "bfloat16 or float32, of weights and KV.")]
+Dtype = Annotated[
+    str | None, _run("dtype", "bfloat16, float16 (on a GPU) or float32, of weights and KV.")
+]
+LoadFormat = Annotated[
+    str | None,
+    _run("load_format", "safetensors; dummy: random weights, for timing.", "--load-format"),
+]
 Device = Annotated[str | None, _run("device", "auto, cpu or cuda; auto: the GPU, if there is one.")]
 Attention = Annotated[str | None, _run("attention", "Of GPUs: auto, flashinfer, triton or torch.")]
 Pod = Annotated[

@@ -22,9 +22,11 @@ from blendrun.schedule.planner import make_plan
 
 _EXECUTE = (
     "dtype",
+    "load_format",
     "device",
     "attention",
     "pod",
+    "overlap",
     "kv_memory",
     "page_size",
     "chunk_size",
@@ -88,9 +90,11 @@ def run(
     grammar: flags.Grammar = None,
     ignore_eos: flags.IgnoreEos = None,
     dtype: flags.Dtype = None,
+    load_format: flags.LoadFormat = None,
     device: flags.Device = None,
     attention: flags.Attention = None,
     pod: flags.Pod = None,
+    overlap: flags.OverlapFlag = None,
     kv_memory: flags.KvMemory = None,
     page_size: flags.PageSize = None,
     chunk_size: flags.ChunkSize = None,

@@ -6,7 +6,8 @@ Follows the tensors of the published checkpoints, so the totals are exact for th
 
 from dataclasses import dataclass
 
-from blendrun.cost.hf_config import EXPERT_TYPES, LATENT_TYPES, Fields
+from blendrun.cost.hf_config import LATENT_TYPES, Fields
+from blendrun.cost.routed_experts import routed_experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,9 @@ def count_params(fields: Fields) -> ParamCount:
     """
     hidden = fields.integer("hidden_size")
     num_layers = fields.integer("num_hidden_layers")
-    num_experts, per_token, expert_layers, expert_width = _experts(fields)
-    expert = 3 * hidden * expert_width
+    experts = routed_experts(fields)
+    num_experts, expert_layers = experts.num_experts, len(experts.layers)
+    expert = 3 * hidden * experts.intermediate_size
     # router (one row per expert), DeepSeek-V3's correction bias, experts that every token visits
     fixed = num_experts * hidden + fields.count("n_shared_experts") * expert
     if fields.model_type == "deepseek_v3":
@@ -45,11 +47,11 @@ def count_params(fields: Fields) -> ParamCount:
     )
     table = fields.integer("vocab_size") * hidden
     return ParamCount(
-        body_params=common + expert_layers * per_token * expert,
+        body_params=common + expert_layers * experts.per_token * expert,
         head_params=table,
         total_params=common + expert_layers * num_experts * expert + table * (2 - fields.tied),
         num_experts=num_experts,
-        experts_per_token=per_token,
+        experts_per_token=experts.per_token,
         num_expert_layers=expert_layers,
         expert_params=expert,
     )
@@ -87,37 +89,3 @@ def _dense_mlp(fields: Fields) -> int:
     hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
     bias = 2 * width + hidden if fields.flag("mlp_bias") else 0
     return 3 * hidden * width + bias
-
-
-def _experts(fields: Fields) -> tuple[int, int, int, int]:
-    """Routed experts, how many a token visits, layers that have them, width of one."""
-    num_layers = fields.integer("num_hidden_layers")
-    if fields.model_type == "mixtral":
-        width = fields.integer("intermediate_size")
-        return (
-            fields.integer("num_local_experts"),
-            fields.integer("num_experts_per_tok"),
-            num_layers,
-            width,
-        )
-    if fields.model_type in EXPERT_TYPES:
-        key, first_dense, every = "num_experts", 0, fields.integer("decoder_sparse_step", 1)
-    elif fields.model_type in LATENT_TYPES and _num_experts(fields, "n_routed_experts"):
-        key, first_dense = "n_routed_experts", fields.count("first_k_dense_replace")
-        every = fields.integer("moe_layer_freq", 1)
-    else:
-        return 0, 0, 0, 0
-    dense = set(fields.table.get("mlp_only_layers") or ())
-    offset = 1 if key == "num_experts" else 0  # Qwen counts its sparse layers from one
-    layers = [
-        i for i in range(first_dense, num_layers) if i not in dense and (i + offset) % every == 0
-    ]
-    width = fields.integer("moe_intermediate_size")
-    per_token = fields.integer("num_experts_per_tok")
-    num_experts = _num_experts(fields, key) or fields.integer(key)  # raises: an expert model
-    return num_experts, per_token, len(layers), width
-
-
-def _num_experts(fields: Fields, key: str) -> int:
-    """Experts under the family's own key, or under the one that transformers 5 writes."""
-    return fields.count(key) or fields.count("num_local_experts")

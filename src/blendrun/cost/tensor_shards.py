@@ -1,7 +1,7 @@
 """How a decoder is divided among tensor-parallel ranks: what each of them holds.
 
-Attention by heads, the middle of the MLP and the vocabulary in pieces of nearly equal size. Knows
-sizes only, so that a plan can be refused before any weight is read.
+Attention by heads, the middle of the MLP or of every expert and the vocabulary in pieces of nearly
+equal size. Knows sizes only, so that a plan can be refused before any weight is read.
 """
 
 from dataclasses import dataclass

@@ -14,6 +14,8 @@ SUPPORTED = {
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
 }
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _ROPE_NEEDS = {
@@ -23,6 +25,10 @@ _ROPE_NEEDS = {
 }
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
           "vocab_size", "max_position_embeddings")  # fmt: skip
+_EXPERT_SIZES = {
+    "MixtralForCausalLM": ("num_local_experts", "num_experts_per_tok"),
+    "Qwen3MoeForCausalLM": ("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
+}
 _MULTIMODAL = ("vision_config", "audio_config", "visual", "image_token_id", "mm_vision_tower")
 _EMBEDDING_FILES = ("modules.json", "config_sentence_transformers.json", "1_Pooling")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -38,6 +44,7 @@ def check_supported(config: dict[str, Any], folder: Path) -> None:
     _check_kind(config, folder)
     architecture(config)
     _check_numbers(config)
+    _check_experts(config)
     _check_rope(config)
     window = active_window(config)
     if window is not None:
@@ -112,6 +119,10 @@ def active_window(config: dict[str, Any]) -> int | None:
         return None
     if kind == "MistralForCausalLM":
         window = config.get("sliding_window", _MISTRAL_WINDOW)
+    elif kind == "MixtralForCausalLM":
+        window = config.get("sliding_window")
+    elif kind == "Qwen3MoeForCausalLM":  # all layers or none
+        window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
     elif config.get("use_sliding_window", False):
         layer_types = config.get("layer_types")
         num_layers = config["num_hidden_layers"]
@@ -159,6 +170,20 @@ def _check_numbers(config: dict[str, Any]) -> None:
         raise InputError(f"config.json lacks {', '.join(missing)}")
     if config.get("hidden_act", "silu") != "silu":
         raise InputError(f"activation {config['hidden_act']!r} is not supported (only silu)")
+
+
+def _check_experts(config: dict[str, Any]) -> None:
+    keys = _EXPERT_SIZES.get(architecture(config))
+    if keys is None:
+        return
+    # transformers 5 writes num_local_experts for every family
+    sizes: dict[str, Any] = {keys[0]: config.get("num_local_experts"), **config}
+    missing = [key for key in keys if not isinstance(sizes.get(key), int)]
+    if missing:
+        raise InputError(f"config.json lacks {', '.join(missing)}")
+    num_experts, chosen = sizes[keys[0]], sizes["num_experts_per_tok"]
+    if not 0 < chosen <= num_experts:
+        raise InputError(f"config.json has each token visit {chosen} of {num_experts} experts")
 
 
 def _check_rope(config: dict[str, Any]) -> None:

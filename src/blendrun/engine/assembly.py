@@ -43,7 +43,7 @@ from blendrun.engine.tensor_group import ALONE, TensorGroup
 from blendrun.engine.torch_backend import TorchBackend
 from blendrun.engine.twins import Twins, find_twins
 from blendrun.engine.unfinished import Unfinished
-from blendrun.engine.weights import load_weights
+from blendrun.engine.weights import load_weights, random_weights
 from blendrun.errors import BackendError, InputError, PlanError
 from blendrun.schedule.batcher import Batcher
 from blendrun.schedule.plan_record import Plan
@@ -52,7 +52,7 @@ from blendrun.schedule.step_job import batcher_job, steering
 from blendrun.tree.prefix_tree import Int32
 from blendrun.units import format_bytes
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,10 +137,18 @@ def load_decoder(
 
     Raises:
         InputError: the weights are not those of `config` (the whole model's), or --deterministic
-            cannot be had.
+            or the dtype cannot be had.
     """
-    dtype = _DTYPES[settings.dtype]
-    weights = load_weights(folder, config, dtype, compute.device, group.shard)
+    dtype, device = _DTYPES[settings.dtype], compute.device
+    if dtype == torch.float16 and device.type == "cpu":
+        raise InputError(
+            "float16 needs a GPU: CPU kernels compute in bfloat16 and float32",
+            "--dtype bfloat16, or float32",
+        )
+    if settings.load_format == "dummy":
+        weights = random_weights(config, dtype, device, group.shard)
+    else:
+        weights = load_weights(folder, config, dtype, device, group.shard)
     row_block = ROW_BLOCK if settings.deterministic else None
     decoder = Decoder(
         config, pack_weights(weights), row_block, group=group, elementwise=compute.elementwise
@@ -169,12 +177,13 @@ class Assembled:
 
 
 def find_model(plan: Plan, settings: ExecuteSettings) -> ModelFiles:
-    """The plan's model with its weights.
+    """The plan's model, with its weights where they are to be read.
 
     Raises:
         PlanError: its config or tokenizer is not the one of the plan.
     """
-    files = resolve_model(settings.model or plan.model.spec, weights=True)
+    weights = settings.load_format != "dummy"
+    files = resolve_model(settings.model or plan.model.spec, weights=weights)
     if files.fingerprint != plan.model.fingerprint:
         raise PlanError(
             f"{files.spec} is not the model of the plan: its config or tokenizer differs",
@@ -300,6 +309,7 @@ def assemble(
         "threads": torch.get_num_threads(),
         "tp": group.shard.size,
         "dtype": settings.dtype,
+        "load_format": settings.load_format,
         "device": str(model.compute.device),
         "attention": attention.backend,
         "attention_reason": attention.backend_reason(),

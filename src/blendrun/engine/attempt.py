@@ -277,7 +277,7 @@ class RunAttempt:
         """The model's files, which must be those that the run has begun with."""
         self._events.note(f"loading {self._plan.model.name}")
         files = find_model(self._plan, self._settings)
-        weights = {"weights": files.weights_fingerprint()}
+        weights = {"weights": self._settings.weights_identity(files)}
         if "weights" in self.manifest.identity:
             self.manifest.check_same_job(weights, self._journal.run_dir)
         self.manifest = replace(self.manifest, identity={**self.manifest.identity, **weights})

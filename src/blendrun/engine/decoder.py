@@ -15,15 +15,16 @@ from torch.nn import functional as F
 
 from blendrun.engine.attend import Attend
 from blendrun.engine.decoder_config import DecoderConfig
+from blendrun.engine.decoder_weights import DecoderWeights, ExpertWeights, LayerWeights
 from blendrun.engine.elementwise import PLAIN, Elementwise
 from blendrun.engine.executors import Executor, SequentialExecutor
+from blendrun.engine.experts import route, visit
 from blendrun.engine.operators import Operator, StepOperators
 from blendrun.engine.products import linear
 from blendrun.engine.rope import cos_sin, inverse_frequencies
 from blendrun.engine.row_blocks import in_blocks
 from blendrun.engine.step_part import StepPart
 from blendrun.engine.tensor_group import ALONE, TensorGroup
-from blendrun.engine.weights import DecoderWeights, LayerWeights
 from blendrun.kernels.cpu.rotation import Rotation
 
 
@@ -167,9 +168,19 @@ class Decoder:
         part.x = self._linear(part.x, layer.out, layer.out_bias)
 
     def _mlp(self, layer: LayerWeights, part: StepPart) -> None:
-        x = self._norm(part, layer.post_norm)
-        inner = self._elementwise.silu_mul(self._linear(x, layer.gate_up, layer.gate_up_bias))
-        part.x = self._linear(inner, layer.down, layer.down_bias)
+        x, mlp = self._norm(part, layer.post_norm), layer.mlp
+        if isinstance(mlp, ExpertWeights):
+            part.x = self._experts(mlp, x)
+            return
+        inner = self._elementwise.silu_mul(self._linear(x, mlp.gate_up, mlp.gate_up_bias))
+        part.x = self._linear(inner, mlp.down, mlp.down_bias)
+
+    def _experts(self, experts: ExpertWeights, x: Tensor) -> Tensor:
+        # all ranks have the same x and the same router: they choose alike
+        logits = self._linear(x, experts.router)
+        per_token = self.config.experts.per_token
+        expert, share = route(logits, per_token, self.config.normalise_experts)
+        return visit(x, expert, share, experts, self._elementwise.silu_mul, self.row_block)
 
     def _final_norm(self, part: StepPart) -> None:
         part.x = self._norm(part, self.weights.final_norm)

@@ -7,10 +7,18 @@ the config is supported at all was checked by `data.model_support`.
 from dataclasses import dataclass, replace
 from typing import Any
 
+from blendrun.cost.hf_config import Fields
+from blendrun.cost.routed_experts import RoutedExperts, routed_experts
 from blendrun.cost.tensor_shards import Shard
 from blendrun.data.model_support import architecture, rope_settings
 
-_DEFAULT_KV_HEADS = {"MistralForCausalLM": 8, "Qwen2ForCausalLM": 32, "Qwen3ForCausalLM": 32}
+_DEFAULT_KV_HEADS = {
+    "MistralForCausalLM": 8,
+    "MixtralForCausalLM": 8,
+    "Qwen2ForCausalLM": 32,
+    "Qwen3ForCausalLM": 32,
+    "Qwen3MoeForCausalLM": 4,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +28,7 @@ class DecoderConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    intermediate_size: int
+    intermediate_size: int  # of layers without experts
     vocab_size: int
     rms_eps: float
     tied_embeddings: bool
@@ -29,6 +37,8 @@ class DecoderConfig:
     mlp_bias: bool  # on gate and up
     down_bias: bool
     qk_norm: bool
+    experts: RoutedExperts
+    normalise_experts: bool  # the weights of a token's experts add up to 1
     rope: dict[str, Any]  # see `data.model_support.rope_settings`
     max_position: int
 
@@ -44,7 +54,8 @@ class DecoderConfig:
         qwen2 = kind == "Qwen2ForCausalLM"
         # Mistral has no such switch, Qwen2 always has biases on q, k and v and never on o.
         mlp_bias = kind == "LlamaForCausalLM" and bool(config.get("mlp_bias", False))
-        attention_bias = kind != "MistralForCausalLM" and bool(config.get("attention_bias", False))
+        mistral = kind in ("MistralForCausalLM", "MixtralForCausalLM")
+        attention_bias = not mistral and bool(config.get("attention_bias", False))
         return cls(
             num_layers=config["num_hidden_layers"],
             hidden_size=config["hidden_size"],
@@ -59,7 +70,9 @@ class DecoderConfig:
             out_bias=not qwen2 and attention_bias,
             mlp_bias=mlp_bias,
             down_bias=mlp_bias,
-            qk_norm=kind == "Qwen3ForCausalLM",
+            qk_norm=kind in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
+            experts=routed_experts(Fields(config, kind)),
+            normalise_experts=kind == "MixtralForCausalLM" or bool(config.get("norm_topk_prob")),
             rope=rope_settings(config),
             max_position=config["max_position_embeddings"],
         )
@@ -75,6 +88,9 @@ class DecoderConfig:
             num_heads=len(shard.heads(self.num_heads)),
             num_kv_heads=len(shard.kv_heads(self.num_kv_heads)),
             intermediate_size=len(shard.piece(self.intermediate_size)),
+            experts=replace(
+                self.experts, intermediate_size=len(shard.piece(self.experts.intermediate_size))
+            ),
             out_bias=self.out_bias and is_first,
             down_bias=self.down_bias and is_first,
         )

@@ -174,7 +174,7 @@ def _opened(
         overlap = check_continues(journal, manifest, identity, keys)
         if overlap is not None:
             if "weights" in manifest.identity:
-                weights = find_model(plan, settings).weights_fingerprint()
+                weights = settings.weights_identity(find_model(plan, settings))
                 manifest.check_same_job({"weights": weights}, run_dir)
             manifest = replace(
                 new,

@@ -161,7 +161,7 @@ class RunLoop:
         end = time.monotonic()
         self._deadline.note_step(end - begin)
         batcher = self._batcher
-        self._note_pace(end - begin, compute_s, memory_s)
+        self._note_pace(end - begin, compute_s, memory_s, int(batch.num_tokens.sum()))
         self._log.add(
             StepRecord(
                 attempt=self._attempt,
@@ -236,8 +236,9 @@ class RunLoop:
         read_tokens = end[:n].sum(dtype=np.int64) - spared
         return float(compute_s), float(read_tokens * self._cost.context_s)
 
-    def _note_pace(self, step_s: float, compute_s: float, memory_s: float) -> None:
-        busy_s = self._cost.with_weight_floor(compute_s, self._cost.weight_read_s)
+    def _note_pace(self, step_s: float, compute_s: float, memory_s: float, num_tokens: int) -> None:
+        weight_s = self._cost.step_weight_read_s(num_tokens)
+        busy_s = self._cost.with_weight_floor(compute_s, weight_s)
         expected_s = float(self._cost.overlapped_s(busy_s, memory_s))
         self._stepped_s += step_s
         self._expected_s += expected_s

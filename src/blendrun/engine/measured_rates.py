@@ -5,7 +5,7 @@ where they do not fit into caches.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from blendrun.engine import measured_attention
 from blendrun.engine.decoder import Decoder
+from blendrun.engine.decoder_weights import ExpertWeights
 from blendrun.engine.measured_attention import AttentionRates, attention_call, measure_attention
 from blendrun.engine.measured_overlap import Together, measure_together
 from blendrun.engine.paged_attention import PagedAttention
@@ -39,11 +40,11 @@ def measure_rates(
 ) -> MeasuredRates:
     """Measure with the weights of `decoder`. Takes three quarters of a minute on two cores."""
     with torch.inference_mode():
-        layers = _layer_weights(decoder)
+        layers = products_of(decoder)
         progress(f"products of 1 to {PRODUCT_TOKENS[-1]} tokens")
         flops = tuple(_flops(layers, tokens) for tokens in PRODUCT_TOKENS)
         progress("the output head")
-        head = [decoder.weights.head]
+        head = [Alternatives([decoder.weights.head])]
         heads = tuple(_flops(head, tokens) for tokens in PRODUCT_TOKENS if tokens <= _MOST_HEADS)
         progress("attention")
         rates = measure_attention(decoder, attention)
@@ -55,35 +56,67 @@ def measure_rates(
     return MeasuredRates(PRODUCT_TOKENS, flops, heads, rates, together)
 
 
-def products(weights: list[Tensor], tokens: int) -> Callable[[], None]:
-    """The matrix products with `weights` [out, in] for a step over `tokens` tokens."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Alternatives:
+    """Weights [out, in] of one shape, of which each token takes some: experts, or one weight."""
+
+    weights: Sequence[Tensor] | Tensor
+    per_token: int = 1
+
+    @property
+    def num_params(self) -> int:
+        """That one token multiplies with."""
+        return self.weights[0].numel() * self.per_token
+
+    def num_rows(self, tokens: int) -> list[int]:
+        """Tokens that each of the weights gets; choices are uniform and independent."""
+        random = torch.Generator().manual_seed(tokens)
+        chances = torch.rand(tokens, len(self.weights), generator=random)
+        chosen = chances.topk(self.per_token, dim=1).indices
+        return chosen.flatten().bincount(minlength=len(self.weights)).tolist()
+
+
+def products(weights: Sequence[Alternatives], tokens: int) -> Callable[[], None]:
+    """The matrix products with `weights` for a step over `tokens` tokens."""
+    calls = [
+        (weight, num_rows)
+        for group in weights
+        for weight, num_rows in zip(group.weights, group.num_rows(tokens), strict=True)
+        if num_rows
+    ]
     inputs = {
-        width: torch.randn(tokens, width).to(weights[0].dtype)
-        for width in sorted({weight.shape[1] for weight in weights})
+        size: torch.randn(size).to(calls[0][0].dtype)
+        for size in sorted({(num_rows, weight.shape[1]) for weight, num_rows in calls})
     }
 
     def run() -> None:
-        for weight in weights:
-            linear(inputs[weight.shape[1]], weight)
+        for weight, num_rows in calls:
+            linear(inputs[num_rows, weight.shape[1]], weight)
 
     return run
 
 
-def _layer_weights(decoder: Decoder) -> list[Tensor]:
-    return [
-        weight
-        for layer in decoder.weights.layers
-        for weight in (layer.qkv, layer.out, layer.gate_up, layer.down)
-    ]
+def products_of(decoder: Decoder) -> list[Alternatives]:
+    """The weights of all layers, in the order of a step."""
+    found = []
+    for layer in decoder.weights.layers:
+        mlp, per_token = layer.mlp, decoder.config.experts.per_token
+        found += [Alternatives([layer.qkv]), Alternatives([layer.out])]
+        if isinstance(mlp, ExpertWeights):
+            found.append(Alternatives([mlp.router]))
+            found += [Alternatives(tuple(each), per_token) for each in (mlp.gate_up, mlp.down)]
+        else:
+            found += [Alternatives([mlp.gate_up]), Alternatives([mlp.down])]
+    return found
 
 
-def _some(weights: list[Tensor], num_params: int) -> list[Tensor]:
+def _some(weights: list[Alternatives], num_params: int) -> list[Alternatives]:
     """The first of `weights`, with about so many parameters in all; one at least."""
-    total = list(accumulate(weight.numel() for weight in weights))
+    total = list(accumulate(group.num_params for group in weights))
     return weights[: max(bisect_right(total, num_params), 1)]
 
 
-def _flops(weights: list[Tensor], tokens: int) -> float:
+def _flops(weights: Sequence[Alternatives], tokens: int) -> float:
     """FLOP/s of the products."""
-    num_params = sum(weight.numel() for weight in weights)
+    num_params = sum(group.num_params for group in weights)
     return 2 * tokens * num_params / seconds_of(products(weights, tokens))

@@ -5,15 +5,24 @@ tokens pays as dearly as the product itself.
 """
 
 from dataclasses import replace
+from itertools import pairwise
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from blendrun.engine.weights import DecoderWeights, LayerWeights
+from blendrun.engine.decoder_weights import (
+    DecoderWeights,
+    ExpertWeights,
+    LayerWeights,
+    MlpWeights,
+    Stack,
+)
+from blendrun.engine.row_blocks import in_blocks
 
 _USUAL_TOKENS = 512  # whose order is good for steps of any size
-_MATRICES = ("qkv", "out", "gate_up", "down")
+_GROUPED_ALIGN = 16  # bytes, of a matrix and its rows
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -24,11 +33,44 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
+def grouped_linear(x: Tensor, ends: Tensor, weights: Stack, row_block: int | None = None) -> Tensor:
+    """Each group of rows times its weight, as one product for each group that has rows.
+
+    Args:
+        x: [T, in], T > 0.
+        ends: int64 [G], ascending: group g has the rows from the end of the one before to its own.
+        weights: G times [out, in], packed or not.
+        row_block: see `row_blocks`.
+
+    Returns:
+        [T, out].
+    """
+    if row_block is None and _is_one_kernel(weights):
+        made: Tensor = F.grouped_mm(x, weights.transpose(1, 2), offs=ends.int())
+        return made
+    parts: list[Tensor] = []
+    for weight, (start, end) in zip(weights, pairwise([0, *ends.tolist()]), strict=True):
+        if end > start:
+            parts += in_blocks(lambda rows, w=weight: (linear(rows, w),), row_block, x[start:end])
+    return torch.cat(parts)
+
+
+def _is_one_kernel(weights: Stack) -> TypeGuard[Tensor]:
+    """Whether one launch does all groups; without it the host waits to learn their sizes."""
+    return (
+        isinstance(weights, Tensor)
+        and weights.device.type == "cuda"
+        and weights.dtype == torch.bfloat16
+        and hasattr(F, "grouped_mm")
+        and all(stride * weights.itemsize % _GROUPED_ALIGN == 0 for stride in weights.stride()[:2])
+    )
+
+
 def pack_weights(weights: DecoderWeights) -> DecoderWeights:
     """The weights with their matrices packed, where that helps: bf16 on a CPU that has it.
 
     Takes over the matrices of `weights`, which are empty afterwards: no more than one is there
-    twice.
+    twice, or one kind of a layer's experts.
     """
     if not _can_pack(weights.embedding):
         return weights
@@ -49,7 +91,22 @@ def _can_pack(tensor: Tensor) -> bool:
 
 
 def _pack_layer(layer: LayerWeights) -> LayerWeights:
-    return replace(layer, **{name: _take_over(getattr(layer, name)) for name in _MATRICES})
+    return replace(
+        layer, qkv=_take_over(layer.qkv), out=_take_over(layer.out), mlp=_pack_mlp(layer.mlp)
+    )
+
+
+def _pack_mlp(mlp: MlpWeights | ExpertWeights) -> MlpWeights | ExpertWeights:
+    if isinstance(mlp, MlpWeights):
+        return replace(mlp, gate_up=_take_over(mlp.gate_up), down=_take_over(mlp.down))
+    return replace(mlp, gate_up=_take_over_all(mlp.gate_up), down=_take_over_all(mlp.down))
+
+
+def _take_over_all(weights: Stack) -> tuple[Tensor, ...]:
+    packed = tuple(_packed(weight) for weight in weights)
+    for weight in weights:  # which may have one storage
+        weight.untyped_storage().resize_(0)
+    return packed
 
 
 def _take_over(weight: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from blendrun.data.exports import OutputFormat
+from blendrun.data.model_files import ModelFiles
 from blendrun.errors import InputError
 from blendrun.schedule.plan_record import Plan
 
@@ -14,7 +15,8 @@ class ExecuteSettings:
 
     model: str | None = None  # where the plan's model lies now, if it moved
     tp: int | None = None  # tensor-parallel ranks; None: as many as the plan says
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of weights and KV
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"  # of weights and KV
+    load_format: Literal["safetensors", "dummy"] = "safetensors"  # dummy: random, without files
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU, where torch sees one
     attention: Literal["auto", "flashinfer", "triton", "torch"] = "auto"
     pod: bool = False  # prefill and decode attention of a step in one launch (POD-Attention)
@@ -55,6 +57,10 @@ class ExecuteSettings:
         """Whether attention reads a shared prefix once for all: rounding then depends on who."""
         return self.prefix_cache and self.shared_prefix_attention and not self.deterministic
 
+    def weights_identity(self, files: ModelFiles) -> str:
+        """What tells the weights of a run from others."""
+        return "dummy" if self.load_format == "dummy" else files.weights_fingerprint()
+
     def identity(self, plan: Plan) -> dict[str, Any]:
         """What the answers of a run of `plan` depend on."""
         identity = {
@@ -65,6 +71,8 @@ class ExecuteSettings:
             "ignore_eos": self.ignore_eos,
             "deterministic": self.deterministic,
         }
+        if self.load_format != "safetensors":
+            identity["load_format"] = self.load_format
         if self.deterministic:  # ranks add up in parts, which rounds otherwise
             identity["tp"] = self.tp or plan.tp
         return identity

@@ -108,7 +108,7 @@ def roofline(steps: PricedSteps, facts: Facts) -> Picture:
     peak = cost.hardware.effective_flops * cost.tp
     bandwidth = cost.hardware.effective_bandwidth * cost.tp
     flops, seconds = steps.work_s * peak, steps.step_s
-    weights = cost.weight_read_s * bandwidth
+    weights = cost.step_weight_read_s(steps.prefill_tokens + steps.decode_tokens) * bandwidth
     read = weights + steps.read_s * bandwidth
     kept = (flops > 0) & (seconds > 0)
     x, y = (flops / read)[kept], (flops[kept] / seconds[kept])

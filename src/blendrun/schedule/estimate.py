@@ -111,10 +111,11 @@ def _busy_s(job: PricedJob, best: Optimum, lost_tokens: int) -> float:
     """
     saved = max(job.tree.num_prompt_tokens - job.tree.num_unique_tokens, 1)
     busy_s = best.shared_compute_s + lost_tokens / saved * (best.compute_s - best.shared_compute_s)
-    busy_s = max(busy_s, best.min_steps * job.cost.weight_read_s)
     hardware, outputs = job.cost.hardware, int(job.output_len.sum(dtype=np.int64))
-    overhead_s = best.min_steps * hardware.step_overhead_s
     tokens = job.tree.num_unique_tokens + lost_tokens + outputs
+    weight_s = float(job.cost.step_weight_read_s(tokens / max(best.min_steps, 1)))
+    busy_s = max(busy_s, best.min_steps * weight_s)
+    overhead_s = best.min_steps * hardware.step_overhead_s
     overhead_s += tokens * hardware.token_overhead_s + outputs * hardware.output_overhead_s
     steps = max(best.min_steps, tokens / hardware.chunk_limit)
     overhead_s += steps * float(job.cost.collective_s(tokens / steps)) if tokens else 0.0
