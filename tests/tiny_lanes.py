@@ -41,6 +41,20 @@ class InlineLanes:
     def end(self) -> None: ...
 
 
+class OneKind:
+    """A `LaneMaker`: the same lanes, whatever share of the SMs is asked for."""
+
+    def __init__(self, lanes: InlineLanes) -> None:
+        self._lanes = lanes
+
+    def __call__(self, memory_frac: float) -> InlineLanes:
+        del memory_frac
+        return self._lanes
+
+    def divides(self) -> bool:
+        return True
+
+
 class CheckedLanes(InlineLanes):
     """Raises RaceError where lanes that run later could compute something else."""
 

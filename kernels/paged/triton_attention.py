@@ -57,11 +57,11 @@ class TritonAttention(NhdPages):
         if split.cascade is not None:
             parts.append((split.cascade.levels, split.cascade_rows))
 
-        def part(levels: tuple[PageIndex, ...], rows: Int64) -> _Part:
+        def of_rows(levels: tuple[PageIndex, ...], rows: Int64) -> _Part:
             plans = self._levels(levels, k_cache, num_heads, may_split)
             return _Part(as_rows(rows, self.device), plans)
 
-        return TritonPlan(tuple(part(levels, rows) for levels, rows in parts), scale)
+        return TritonPlan(tuple(of_rows(levels, rows) for levels, rows in parts), scale)
 
     def _levels(
         self, levels: tuple[PageIndex, ...], k_cache: Tensor, num_heads: int, may_split: bool

@@ -15,7 +15,7 @@ from blendrun.engine.overlap_executor import OverlapExecutor, issue_order
 from blendrun.engine.split_choice import Split
 from tiny_devices import OnStandIn
 from tiny_jobs import execute, plan_job
-from tiny_lanes import CheckedLanes, InlineLanes, RaceError
+from tiny_lanes import CheckedLanes, InlineLanes, OneKind, RaceError
 
 # neighbours in a step begin with pages that one of them fills in that very step
 PREFIX = "the quick brown fox jumps over the lazy dog and then the dog"
@@ -95,7 +95,7 @@ def in_parts(lanes: InlineLanes) -> Callable[..., Any]:
 
     def load(files: Any, settings: Any) -> Any:
         model = OnStandIn()(files, settings)
-        return replace(model, compute=replace(model.compute, lanes=lambda _frac: lanes))
+        return replace(model, compute=replace(model.compute, lanes=OneKind(lanes)))
 
     return load
 

@@ -12,7 +12,7 @@ from blendrun.engine.split_choice import WHOLE, ByCost, ByTable, Split, choose_s
 from blendrun.engine.step_cuts import StepShape
 from blendrun.errors import InputError
 from tiny_jobs import cost_model
-from tiny_lanes import InlineLanes
+from tiny_lanes import InlineLanes, OneKind
 
 TABLE = {
     "split_tokens": (256, 1024, 1024),
@@ -58,7 +58,11 @@ def test_on_divides_without_a_table_too_and_off_never():
     assert choose is not None
     assert choose(StepShape(2, 0, 10)) == Split(2)
     assert "no measured splits" in reason
-    assert choose_split("off", CostModel(cost.shape, with_table()))[0] is None
+    measured = CostModel(cost.shape, with_table())
+    assert choose_split("off", measured)[0] is None
+    slower = StepShape(200, 20, 90_000)
+    assert choose_split("on", measured)[0](slower) == Split(2, 0.0)
+    assert choose_split("auto", measured)[0](slower) == WHOLE
 
 
 def test_auto_takes_the_table_then_the_model_and_nothing_where_the_profile_gains_nothing():
@@ -72,11 +76,7 @@ def test_auto_takes_the_table_then_the_model_and_nothing_where_the_profile_gains
 
 
 def test_what_cannot_overlap_says_so_where_it_is_asked_for():
-    cost = cost_model("h100-sxm")
-
-    def lanes(_frac: float) -> InlineLanes:
-        return InlineLanes()
-
+    cost, lanes = cost_model("h100-sxm"), OneKind(InlineLanes())
     assert choose_overlap("auto", None, cost, False)[0] is None
     assert choose_overlap("auto", lanes, cost, True)[0] is None
     assert choose_overlap("auto", lanes, cost, False)[0] is not None

@@ -198,6 +198,9 @@ class HardwareProfile:
     @classmethod
     def _of_this_machine(cls) -> Self:
         gpus = machine.gpu_names()
+        measured = measured_gpu_path(gpus[0]) if gpus else None
+        if measured is not None and measured.is_file():
+            return cls._from_file(measured, f"auto: {gpus[0]}, as it was measured here")
         for name in shipped_names("hardware"):
             path = shipped_config("hardware", name)
             if gpus and path and gpus[0] in read_toml(path).get("device_names", ()):
@@ -231,6 +234,15 @@ class HardwareProfile:
 
 def measured_profile_path() -> Path:
     """Where the measured profile of this CPU, with as many cores, is kept."""
+    return _measured_path(f"{machine.processor_name()}-{machine.usable_cores()}-cores")
+
+
+def measured_gpu_path(name: str) -> Path:
+    """Where the measured profile of GPUs that the driver lists under `name` is kept."""
+    return _measured_path(name)
+
+
+def _measured_path(name: str) -> Path:
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    name = re.sub(r"[^a-z0-9]+", "-", machine.processor_name().lower()).strip("-")
-    return home / "blendrun" / "hardware" / f"{name}-{machine.usable_cores()}-cores.toml"
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return home / "blendrun" / "hardware" / f"{plain}.toml"

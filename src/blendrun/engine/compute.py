@@ -12,7 +12,7 @@ import torch
 
 from blendrun.engine.cuda_lanes import CudaLaneMaker
 from blendrun.engine.elementwise import PLAIN, Elementwise
-from blendrun.engine.overlap import MakeLanes
+from blendrun.engine.overlap import LaneMaker
 from blendrun.engine.paged_attention import PagedAttention
 from blendrun.errors import InputError
 from blendrun.kernels.cpu.attention import CpuAttention
@@ -32,7 +32,7 @@ class Compute:
     attention: PagedAttention
     elementwise: Elementwise
     kernels: dict[str, str]  # by noun, in one line: what runs beside attention, and why
-    lanes: MakeLanes | None = None  # for parts of steps at the same time; None: it cannot
+    lanes: LaneMaker | None = None  # for parts of steps at the same time; None: it cannot
 
 
 def takes_gpu(wanted: DeviceName) -> bool:
@@ -133,5 +133,5 @@ def triton_compute(device: torch.device, reason: str) -> Compute:
     )
 
 
-def _lanes(device: torch.device) -> MakeLanes | None:
+def _lanes(device: torch.device) -> LaneMaker | None:
     return CudaLaneMaker(device) if device.type == "cuda" else None

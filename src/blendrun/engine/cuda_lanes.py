@@ -14,8 +14,7 @@ from torch import Tensor
 
 from blendrun.engine.operators import Resource
 
-# a device's streams for decode attention and for the rest, which may be of green contexts
-DivideDevice = Callable[[torch.device, float], tuple[Any, Any]]
+_ANY_FRAC = 0.25
 
 
 class CudaLanes:
@@ -55,7 +54,7 @@ class CudaLaneMaker:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._lanes: dict[float, CudaLanes] = {}
-        self._why_whole = ""  # why SMs are not divided, where that was asked for
+        self.why_whole = ""  # why SMs are not divided, where that was asked for
 
     def __call__(self, memory_frac: float) -> CudaLanes:
         """`memory_frac` 0: all lanes have all SMs."""
@@ -64,22 +63,19 @@ class CudaLaneMaker:
             found = self._lanes[memory_frac] = CudaLanes(self._streams(memory_frac))
         return found
 
-    @property
     def divides(self) -> bool:
-        """Whether SMs are divided where that is asked for; known after the first time."""
-        return not self._why_whole
-
-    def reason(self) -> str:
-        return self._why_whole or "green contexts where a step asks for SMs of its own"
+        """Whether green contexts can be had here; makes some to find out."""
+        self(_ANY_FRAC)
+        return not self.why_whole
 
     def _streams(self, memory_frac: float) -> dict[Resource, torch.cuda.Stream]:
         network = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        if memory_frac > 0 and not self._why_whole:
+        if memory_frac > 0 and not self.why_whole:
             try:
                 memory, compute = _divided(self._device, memory_frac)
             # cuda-python is missing, or the driver is too old for green contexts
             except (ImportError, AttributeError, RuntimeError) as error:
-                self._why_whole = f"all lanes have all SMs: {error}".splitlines()[0]
+                self.why_whole = f"all lanes have all SMs: {error}".splitlines()[0]
             else:
                 return {"memory": memory, "compute": compute, "network": network}
         memory = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""How fast this CPU does what a step is made of: products of a model's shapes, attention, both.
+"""How fast a device does what a step is made of: products of a model's shapes, attention, both.
 
 Products run through the weights of all layers in turn, as in a step, so that they come from memory
 where they do not fit into caches.
@@ -19,7 +19,7 @@ from blendrun.engine.measured_attention import AttentionRates, attention_call, m
 from blendrun.engine.measured_overlap import Together, measure_together
 from blendrun.engine.paged_attention import PagedAttention
 from blendrun.engine.products import linear
-from blendrun.engine.stopwatch import seconds_of
+from blendrun.engine.stopwatch import seconds_of, wait_for
 
 PRODUCT_TOKENS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
 _MOST_HEADS = 512  # rows of the output head: as many requests end a step with a token
@@ -32,7 +32,7 @@ class MeasuredRates:
     product_flops: tuple[float, ...]  # FLOP/s at these step sizes
     head_flops: tuple[float, ...]  # of the output head, at the first of these sizes
     attention: AttentionRates
-    together: Together | None  # None: one thread cannot do two things
+    together: Together | None  # None: not on a CPU, or one thread cannot do two things
 
 
 def measure_rates(
@@ -48,6 +48,8 @@ def measure_rates(
         heads = tuple(_flops(head, tokens) for tokens in PRODUCT_TOKENS if tokens <= _MOST_HEADS)
         progress("attention")
         rates = measure_attention(decoder, attention)
+        if decoder.device.type != "cpu":
+            return MeasuredRates(PRODUCT_TOKENS, flops, heads, rates, None)
         progress("products and attention at once")
         num_seqs = measured_attention.CACHED_TOKENS // measured_attention.LONG
         reads = attention_call(decoder, attention, num_seqs, 1, measured_attention.LONG)
@@ -85,7 +87,7 @@ def products(weights: Sequence[Alternatives], tokens: int) -> Callable[[], None]
         if num_rows
     ]
     inputs = {
-        size: torch.randn(size).to(calls[0][0].dtype)
+        size: torch.randn(size).to(calls[0][0])
         for size in sorted({(num_rows, weight.shape[1]) for weight, num_rows in calls})
     }
 
@@ -119,4 +121,5 @@ def _some(weights: list[Alternatives], num_params: int) -> list[Alternatives]:
 def _flops(weights: Sequence[Alternatives], tokens: int) -> float:
     """FLOP/s of the products."""
     num_params = sum(group.num_params for group in weights)
-    return 2 * tokens * num_params / seconds_of(products(weights, tokens))
+    wait = wait_for(weights[0].weights[0].device)
+    return 2 * tokens * num_params / seconds_of(products(weights, tokens), wait)

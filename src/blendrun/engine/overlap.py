@@ -1,7 +1,7 @@
 """Steps in parts that run at the same time: how each is divided, and who runs the parts."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from blendrun.cost.cost_model import CostModel
 from blendrun.engine.executors import Executor
@@ -12,13 +12,19 @@ from blendrun.engine.step_cuts import StepShape, cut_step
 from blendrun.errors import InputError
 from blendrun.tree.prefix_tree import Int32, Int64
 
-MakeLanes = Callable[[float], Lanes]  # of the share of SMs for decode attention alone; 0: none
+
+class LaneMaker(Protocol):
+    def __call__(self, memory_frac: float) -> Lanes:
+        """Lanes of which decode attention has that share of the SMs for itself; 0: none."""
+
+    def divides(self) -> bool:
+        """Whether any share but 0 can be had."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Overlap:
     choose: ChooseSplit
-    lanes: MakeLanes
+    lanes: LaneMaker
 
     def divide(self, num_tokens: Int32, context_len: Int32) -> tuple[Int64, Executor] | None:
         """Bounds of a step's parts (`cut_step`) and what runs them; None: it stays whole."""
@@ -32,7 +38,7 @@ class Overlap:
 
 
 def choose_overlap(
-    mode: OverlapMode, lanes: MakeLanes | None, cost: CostModel, pod: bool
+    mode: OverlapMode, lanes: LaneMaker | None, cost: CostModel, pod: bool
 ) -> tuple[Overlap | None, str]:
     """What divides steps, None: nothing; and why, in one line.
 

@@ -32,9 +32,10 @@ def always_two(shape: StepShape) -> Split:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ByTable:
-    """The best split of the measured step that is nearest, in powers of two; none without gain."""
+    """The best split of the measured step that is nearest, in powers of two."""
 
     hardware: HardwareProfile  # with a table
+    least_gain: float = 1.0  # steps that gain no more stay whole
 
     def __call__(self, shape: StepShape) -> Split:
         if not shape.decodes:
@@ -43,7 +44,7 @@ class ByTable:
         far = _steps(hardware.split_tokens, shape.tokens)
         far += _steps(hardware.split_contexts, shape.context_len)
         nearest = int(np.argmin(far))
-        if hardware.split_gains[nearest] <= 1:
+        if hardware.split_gains[nearest] <= self.least_gain:
             return WHOLE
         return Split(hardware.split_parts[nearest], hardware.split_memory_fracs[nearest])
 
@@ -80,7 +81,8 @@ def choose_split(mode: OverlapMode, cost: CostModel) -> tuple[ChooseSplit | None
     if mode == "off":
         return None, "it was asked for"
     if hardware.split_tokens:
-        return ByTable(hardware), f"as measured on {hardware.name}"
+        least = 1.0 if mode == "auto" else 0.0
+        return ByTable(hardware, least), f"as measured on {hardware.name}"
     if mode == "on":
         return always_two, f"it was asked for; {hardware.name} has no measured splits"
     if not hardware.overlaps:
