@@ -23,14 +23,17 @@ FUZZ_MINUTES ?= 10
 SOAK_KILLS ?= 1000
 SOAK_RUNS ?= 200
 BENCH_ARGS ?=
+GPU_CHECK_ARGS ?=
+GPU_CHECK_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 
-.PHONY: help setup demo test test-ray test-flashinfer lint fuzz soak soak-ranks sanitize
+.PHONY: help setup demo test test-ray test-flashinfer gpu-check lint fuzz soak soak-ranks sanitize
 
 help:
 	@echo 'make demo    a small job on a real model: plan, execute, report'
 	@echo 'make test    all tests'
 	@echo 'make test-ray   runs on a Ray cluster of three nodes on this machine; installs Ray into $(RAY_VENV)'
 	@echo 'make test-flashinfer   the FlashInfer stand-in of the tests against FlashInfer; no GPU needed'
+	@echo 'make gpu-check   on a machine with a GPU, which needs no network; GPU_CHECK_ARGS=--dry-run for none'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make sanitize   tests of the C++ kernels, with checks of addresses and undefined behaviour'
 	@echo 'make fuzz    broken JSON lines for FUZZ_MINUTES (10)'
@@ -98,6 +101,10 @@ $(FLASHINFER_STAMP): $(STAMP)
 
 test-flashinfer: $(FLASHINFER_STAMP)
 	$(FLASHINFER_VENV)/bin/python -m pytest tests/flashinfer_contract
+
+# Sets up nothing: a machine with a GPU may be bare. benchmarks/README.md says what to bring.
+gpu-check:
+	PYTHONPATH=src:benchmarks $(GPU_CHECK_PYTHON) -m gpu_check $(GPU_CHECK_ARGS)
 
 lint: setup
 	$(BIN)/ruff check

@@ -84,6 +84,10 @@ class CheckedLanes(InlineLanes):
         with _Watch(self, lane):
             super().run(lane, work)
 
+    def count(self, lane: str) -> int:
+        """Pieces of work that the lane has got."""
+        return self._clock[lane][lane]
+
     def mark(self, lane: str) -> Any:
         return dict(self._clock[lane])
 

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from blendrun.engine import overlap, overlap_executor
 from blendrun.engine.operators import Operator, StepOperators
@@ -22,6 +25,9 @@ PREFIX = "the quick brown fox jumps over the lazy dog and then the dog"
 ROWS = [
     {"prompt": f"{PREFIX}{' jumps' * (i % 3)} {i}", "max_tokens": 3 + i % 4} for i in range(9)
 ] + [{"prompt": f"question {i}: 12 + {i} =", "max_tokens": 6, "logprobs": 2} for i in range(4)]
+
+
+RESOURCES = st.sampled_from(["compute", "memory", "network"])
 
 
 def nothing() -> None: ...
@@ -74,6 +80,28 @@ def test_waits_are_for_other_lanes_only():
     OverlapExecutor(Watching()).run(layers(1, 2, chunks=(1,)))
     # attention 0 for its products, what follows it for it, attention 1 for attention 0
     assert sorted(waits) == [("compute", "memory"), ("compute", "memory"), ("memory", "compute")]
+
+
+@given(st.lists(st.tuples(RESOURCES, st.sets(st.integers(1, 5), max_size=3)), max_size=20))
+def test_every_operator_waits_for_all_that_it_comes_after(wanted: list[tuple[str, set[int]]]):
+    lanes, seen = CheckedLanes(), {}
+
+    def run(place: int, resource: str) -> None:
+        # what this lane has counted, and what it knows of all others
+        seen[place] = (lanes.count(resource), lanes.mark(resource))
+
+    operators = [
+        Operator(
+            "any", 0, 0, resource, tuple(i - b for b in back if b <= i), partial(run, i, resource)
+        )
+        for i, (resource, back) in enumerate(wanted)
+    ]
+    OverlapExecutor(lanes).run(operators)
+    assert len(seen) == len(operators)
+    for place, operator in enumerate(operators):
+        for before in operator.after:
+            count, _ = seen[before]
+            assert seen[place][1].get(operators[before].resource, 0) >= count
 
 
 def test_an_operator_that_fails_comes_out_and_no_other_begins():
@@ -136,21 +164,30 @@ def test_tokens_in_parts_are_the_sequential_ones_and_no_lane_races(
     assert lanes.num_checked > 100
 
 
-def test_a_missing_wait_is_a_race(plan: Path, tmp_path: Path):
-    class Deaf(CheckedLanes):
-        """Forgets one wait in a hundred."""
+class Deaf(CheckedLanes):
+    """One lane waits for no other while a step runs."""
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.num_waits = 0
+    def __init__(self, lane: str) -> None:
+        super().__init__()
+        self._lane, self._runs = lane, False
 
-        def wait(self, lane: str, mark: Any) -> None:
-            self.num_waits += 1
-            if self.num_waits % 100:
-                super().wait(lane, mark)
+    def begin(self) -> None:
+        super().begin()
+        self._runs = True
 
-    with pytest.raises(RaceError, match="does not wait for"):
-        answers(plan, tmp_path / "run", in_parts(Deaf()), overlap="on")
+    def wait(self, lane: str, mark: Any) -> None:
+        if lane != self._lane or not self._runs:
+            super().wait(lane, mark)
+
+    def end(self) -> None:
+        self._runs = False
+        super().end()
+
+
+@pytest.mark.parametrize("lane", ["compute", "memory"])
+def test_a_lane_that_does_not_wait_is_a_race(lane: str, plan: Path, tmp_path: Path):
+    with pytest.raises(RaceError, match=f"on {lane} does not wait for"):
+        answers(plan, tmp_path / "run", in_parts(Deaf(lane)), overlap="on")
 
 
 def test_without_the_wait_for_the_part_before_keys_are_read_too_early(
