@@ -23,6 +23,7 @@ ROWS: list[dict[str, Any]] = [
         for i in range(10)
     ),
     *({"prompt": f"question {i}: 12 + {i} =", "max_tokens": 9} for i in range(4)),
+    *({"prompt": word * 6, "max_tokens": 12} for word in (" fox", " dog", " 42", " sum")),
     *({"prompt": f"{PREFIX} {i}", "max_tokens": 8, "temperature": 0.9} for i in range(4)),
     *({"prompt": "what is the sum?", "max_tokens": 7, "n": 2, "temperature": 1.0} for _ in "ab"),
 ]
@@ -54,10 +55,12 @@ def test_tokens_are_those_of_the_cpu(
     policy: str, pod: bool, plans: dict[str, Path], expected: list[Any], tmp_path: Path
 ):
     library, launches = counting()
-    found = answers(plans[policy], tmp_path / "run", OnStandIn(library), pod=pod)
+    chunk_size = 8 if pod else 32  # short ones run beside decodes
+    load = OnStandIn(library)
+    found = answers(plans[policy], tmp_path / "run", load, pod=pod, chunk_size=chunk_size)
     assert found == expected
-    kinds = {"cascade", "decode", "prefill"} | ({"pod"} if pod else set())
-    assert set(launches) == kinds
+    assert launches["cascade"] > 0
+    assert (launches["pod"] > 0) == pod
 
 
 @pytest.mark.parametrize(
