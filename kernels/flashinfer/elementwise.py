@@ -1,4 +1,7 @@
-"""Norms and activation through FlashInfer, with the signatures of `kernels.cpu`."""
+"""Norms and activation through FlashInfer, with the signatures of `kernels.cpu`.
+
+Nothing is launched over no rows, which a GPU refuses: a step of unfinished prompts draws nothing.
+"""
 
 from dataclasses import dataclass
 
@@ -18,8 +21,8 @@ class FlashInferElementwise:
 
         The norm may take the sum before it is rounded to the dtype.
         """
-        if not len(hidden):  # a part of a step that nobody draws after: no kernel takes no rows
-            return hidden
+        if not len(hidden):
+            return hidden.new_empty(hidden.shape)
         if branch is None:
             normed: Tensor = self.library.rmsnorm(hidden, weight, eps)
             return normed
@@ -29,6 +32,6 @@ class FlashInferElementwise:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """As `kernels.cpu.silu_mul.silu_mul`."""
         if not len(gate_up):
-            return gate_up[:, : gate_up.shape[1] // 2]
+            return gate_up.new_empty(0, gate_up.shape[1] // 2)
         inner: Tensor = self.library.silu_and_mul(gate_up)
         return inner

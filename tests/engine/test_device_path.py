@@ -23,6 +23,7 @@ ROWS: list[dict[str, Any]] = [
         for i in range(10)
     ),
     *({"prompt": f"question {i}: 12 + {i} =", "max_tokens": 9} for i in range(4)),
+    *({"prompt": word * 6, "max_tokens": 12} for word in (" fox", " dog", " 42", " sum")),
     *({"prompt": f"{PREFIX} {i}", "max_tokens": 8, "temperature": 0.9} for i in range(4)),
     *({"prompt": "what is the sum?", "max_tokens": 7, "n": 2, "temperature": 1.0} for _ in "ab"),
 ]
@@ -38,7 +39,8 @@ def plans(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 
 def answers(plan: Path, run_dir: Path, load: Any = None, **settings: Any) -> list[Any]:
-    result = execute(plan, run_dir, load, page_size=4, chunk_size=32, **settings)
+    wanted = {"page_size": 4, "chunk_size": 32, **settings}
+    result = execute(plan, run_dir, load, **wanted)
     return pq.read_table(result.outputs)["output_token_ids"].to_pylist()
 
 
@@ -53,10 +55,12 @@ def test_tokens_are_those_of_the_cpu(
     policy: str, pod: bool, plans: dict[str, Path], expected: list[Any], tmp_path: Path
 ):
     library, launches = counting()
-    found = answers(plans[policy], tmp_path / "run", OnStandIn(library), pod=pod)
+    chunk_size = 8 if pod else 32  # short ones run beside decodes
+    load = OnStandIn(library)
+    found = answers(plans[policy], tmp_path / "run", load, pod=pod, chunk_size=chunk_size)
     assert found == expected
-    kinds = {"cascade", "decode", "prefill"} | ({"pod"} if pod else set())
-    assert set(launches) == kinds
+    assert launches["cascade"] > 0
+    assert (launches["pod"] > 0) == pod
 
 
 @pytest.mark.parametrize(
@@ -65,6 +69,7 @@ def test_tokens_are_those_of_the_cpu(
         {"shared_prefix_attention": False},
         {"prefix_cache": False},
         {"max_seqs": 3, "kv_memory": 2**16},
+        {"chunk_size": 3, "max_seqs": 1},  # steps in which nothing is drawn
     ],
     ids=str,
 )

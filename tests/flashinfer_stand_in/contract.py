@@ -16,6 +16,11 @@ def require(condition: object, message: str) -> None:
         raise ContractError(message)
 
 
+def check_launch(rows: Tensor) -> None:
+    """A GPU refuses a grid of no blocks."""
+    require(len(rows) > 0, "a launch has rows")
+
+
 def check_workspace(workspace: Tensor, kv_layout: str) -> None:
     require(
         workspace.dtype == torch.uint8 and workspace.dim() == 1, "the workspace is uint8 [bytes]"

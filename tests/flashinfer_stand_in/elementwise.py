@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flashinfer_stand_in.contract import require
+from flashinfer_stand_in.contract import check_launch, require
 
 
 def rmsnorm(
@@ -13,6 +13,7 @@ def rmsnorm(
     eps: float = 1e-6,
     out: Tensor | None = None,
 ) -> Tensor:
+    check_launch(input)
     require(input.dim() in (2, 3) and input.stride(-1) == 1, "rows, or heads of rows")
     require(weight.shape == input.shape[-1:] and weight.dtype == input.dtype, "a weight like them")
     normed = F.rms_norm(input.float(), weight.shape, weight.float(), eps).to(input.dtype)
@@ -25,6 +26,7 @@ def fused_add_rmsnorm(
     weight: Tensor,
     eps: float = 1e-6,
 ) -> None:
+    check_launch(input)
     require(input.dim() == 2 and input.shape == residual.shape, "a row for each row")
     require(input.dtype == residual.dtype == weight.dtype, "one dtype")
     require(input.data_ptr() != residual.data_ptr(), "two tensors")
@@ -40,6 +42,7 @@ def apply_rope_with_cos_sin_cache_inplace(
     cos_sin_cache: Tensor,
     is_neox: bool = True,
 ) -> None:
+    check_launch(query)
     require(is_neox, "pairs are (i, i + D / 2) here")
     require(cos_sin_cache.dtype == torch.float32, "cos_sin_cache is float32")
     require(cos_sin_cache.is_contiguous() and positions.is_contiguous(), "contiguous")
@@ -53,6 +56,7 @@ def apply_rope_with_cos_sin_cache_inplace(
 
 
 def silu_and_mul(input: Tensor, out: Tensor | None = None) -> Tensor:
+    check_launch(input)
     require(input.shape[-1] % 2 == 0, "rows have halves")
     gate, up = input.float().chunk(2, dim=-1)
     made = (F.silu(gate) * up).to(input.dtype)

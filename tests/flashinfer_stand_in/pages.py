@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from flashinfer_stand_in.contract import check_cache, check_pages, require
+from flashinfer_stand_in.contract import check_cache, check_launch, check_pages, require
 
 
 def get_seq_lens(kv_indptr: Tensor, kv_last_page_len: Tensor, page_size: int) -> Tensor:
@@ -31,6 +31,7 @@ def append_paged_kv_cache(
     kv_layout: str = "NHD",
 ) -> None:
     require(kv_layout == "NHD", "only NHD is used here")
+    check_launch(append_key)
     k_cache, v_cache = paged_kv_cache
     page_size = k_cache.shape[1]
     check_pages(kv_indptr, kv_indices, kv_last_page_len, page_size)
@@ -40,8 +41,6 @@ def append_paged_kv_cache(
     for rows in (append_key, append_value):
         require(rows.shape[1:] == k_cache.shape[2:], "rows are like those of the cache")
         require(rows.dtype == k_cache.dtype and rows.stride(-1) == 1, "in its dtype")
-    if not len(positions):
-        return
     require(
         0 <= int(batch_indices.min()) <= int(batch_indices.max()) < len(kv_last_page_len), "batch"
     )

@@ -12,6 +12,7 @@ from flashinfer_stand_in.contract import (
     DTYPES,
     check_cache,
     check_indptr,
+    check_launch,
     check_pages,
     check_workspace,
     require,
@@ -68,6 +69,7 @@ class _Plan:
     def run(self, q: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
         """Output [rows, Hq, D] and log-sum-exp to the base 2 [rows, Hq]; of no token: 0, −inf."""
         num_heads, num_kv_heads, head_dim, page_size = self.heads
+        check_launch(q)
         require(
             q.dtype == self.dtype == cache[0].dtype, f"q and cache are {self.dtype}, as planned"
         )
