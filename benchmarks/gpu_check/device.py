@@ -1,14 +1,10 @@
-"""The device of a check, and what runs on it: kernels of the machine, or those of a dry run."""
+"""The device of a check."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from importlib import import_module
-from importlib.util import find_spec
+from dataclasses import dataclass
 
 import torch
 
-from blendrun.engine.compute import Compute, flashinfer_compute, torch_compute, triton_compute
-from blendrun.kernels.flashinfer.library import find_flashinfer
 from gpu_check.options import CheckOptions
 
 
@@ -29,23 +25,3 @@ def open_device(options: CheckOptions) -> Device:
     device = torch.device("cuda", torch.cuda.current_device())
     name = torch.cuda.get_device_name(device)
     return Device(device, name, torch.bfloat16, lambda: torch.cuda.synchronize(device))
-
-
-def computes(options: CheckOptions, device: torch.device) -> tuple[dict[str, Compute], list[str]]:
-    """What can run a model here, by name, the engine's choice first; and why others are missing."""
-    if options.dry_run:
-        lanes = import_module("tiny_lanes")
-        stand_in = import_module("tiny_devices").stand_in_compute()
-        return {"flashinfer": replace(stand_in, lanes=lanes.OneKind(lanes.InlineLanes()))}, []
-    found: dict[str, Compute] = {}
-    reasons = []
-    library, reason = find_flashinfer()
-    if library is not None:
-        found["flashinfer"] = flashinfer_compute(library, device, reason)
-    else:
-        reasons.append(reason)
-    if find_spec("triton") is not None:
-        found["triton"] = triton_compute(device, "Triton")
-    else:
-        reasons.append("Triton is not installed")
-    return found | {"torch": torch_compute(device, "plain torch")}, reasons

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from blendrun.engine.assembly import LoadedModel
 from blendrun.engine.settings import ExecuteSettings
-from gpu_check.device import computes, open_device
+from gpu_check.device import open_device
+from gpu_check.kernels import computes
 from gpu_check.options import CheckOptions
 
 
@@ -37,6 +38,7 @@ def settings_of(options: CheckOptions, folder: Path) -> ExecuteSettings:
         model=str(folder),
         load_format="dummy",
         dtype="float32" if options.dry_run else "bfloat16",
+        attention=options.attention,
         ignore_eos=True,
         page_size=4 if options.dry_run else 16,
         chunk_size=32 if options.dry_run else 2048,

@@ -1,7 +1,7 @@
 """Our Triton kernels, and FlashInfer's where it is there, against float64.
 
-Needs torch and numpy alone. Inputs are rounded to the kernels' dtype before float64 takes them, so
-an error is the kernel's own.
+Needs torch and numpy alone, beside the kernels' own libraries. Inputs are rounded to the kernels'
+dtype before float64 takes them, so an error is the kernel's own.
 """
 
 from collections.abc import Callable
@@ -10,11 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blendrun.engine.compute import Compute
-from blendrun.kernels.cpu.shared_prefixes import find_shared_prefixes
-from gpu_check.device import computes, open_device
+from gpu_check.device import open_device
 from gpu_check.options import CheckOptions
+from gpu_check.plain_numba import stand_in_for_numba
 from gpu_check.results import Findings
+
+HAS_NO_NUMBA = stand_in_for_numba()  # before what follows is imported
+
+from blendrun.engine.compute import Compute  # noqa: E402
+from blendrun.kernels.cpu.shared_prefixes import find_shared_prefixes  # noqa: E402
+from gpu_check.kernels import computes  # noqa: E402
 
 _PAGE_SIZE = 16
 # (rows of q, context, pages shared with the first of its kind)

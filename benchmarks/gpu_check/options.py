@@ -1,7 +1,7 @@
 """What a check is of: a device and sizes, real or tiny. Travels to each section as JSON."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -57,6 +57,7 @@ class CheckOptions:
     policies: tuple[str, ...]
     max_seqs: int
     measure_s: float  # for each figure
+    attention: str = field(default="auto", kw_only=True)  # of profile and job
     cached_tokens: int  # of KV that calibration reads
     prefill_tokens: int
     long_len: int  # tokens of context of a decode there

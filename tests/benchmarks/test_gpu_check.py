@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from gpu_check import ceilings, job, numerics, profile, sections
-from gpu_check.__main__ import main
+from gpu_check.__main__ import NUM_CASES, best_attention, main
 from gpu_check.needs import BLENDRUN, DEVICE
 from gpu_check.options import CheckOptions
 from gpu_check.results import Findings, read_result
@@ -37,7 +37,7 @@ def test_a_dry_run_measures_calibrates_and_runs_the_job(options: CheckOptions):
     assert found["ceilings"]["copy_bytes_per_s"] > 0
     assert set(found["ceilings"]["gemm_flops"]) == {"qkv", "out", "gate_up", "down", "head"}
     assert found["numerics"]["failed"] == []
-    assert {len(by) for by in found["numerics"]["errors"].values()} == {6}
+    assert {len(by) for by in found["numerics"]["errors"].values()} == {NUM_CASES}
 
     found["profile"] = found_by(profile, options)
     measured = HardwareProfile.load(str(options.work / profile.FILE))
@@ -135,3 +135,20 @@ def test_all_sections_together_stay_under_eight_minutes():
 def test_options_survive_the_way_to_a_section(tmp_path: Path):
     real = CheckOptions.real(tmp_path)
     assert CheckOptions.from_json(real.to_json()) == real
+
+
+RIGHT = {str(case): 1e-3 for case in range(NUM_CASES)}
+
+
+@pytest.mark.parametrize(
+    ("errors", "attention"),
+    [
+        ({}, "auto"),
+        ({"flashinfer": RIGHT, "triton": RIGHT}, "flashinfer"),
+        ({"flashinfer": RIGHT | {"0": 0.3}, "triton": RIGHT}, "triton"),
+        ({"flashinfer": RIGHT | {"0": "fails: no nvcc"}, "torch": RIGHT}, "torch"),
+        ({"flashinfer": {"0": 1e-3}}, "triton"),  # it took too long
+    ],
+)
+def test_profile_and_job_run_on_kernels_that_are_right(errors: dict[str, Any], attention: str):
+    assert best_attention({"errors": errors, "tolerance": 1e-2}) == attention

@@ -3,8 +3,10 @@
 Skipped where FlashInfer cannot be imported. No GPU is needed: nothing of it is called.
 """
 
+import ast
 import inspect
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -97,3 +99,14 @@ def test_every_call_of_the_engine_fits_the_library(flashinfer: Any):
     assert {name for name, _, _ in calls} == {name for name, _ in callables(flashinfer)}
     for name, args, kwargs in calls:
         real(flashinfer, name).bind(*args, **kwargs)
+
+
+def test_sms_are_divided_by_a_function_that_is_there(flashinfer: Any):
+    """From the source: importing it takes a driver."""
+    source = Path(flashinfer.__file__).with_name("green_ctx.py").read_text(encoding="utf-8")
+    (found,) = (
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef) and node.name == "split_device_green_ctx_by_sm_count"
+    )
+    assert [argument.arg for argument in found.args.args] == ["dev", "sm_counts"]

@@ -196,15 +196,23 @@ class HardwareProfile:
         return self.memory_bandwidth * self.bandwidth_efficiency
 
     @classmethod
-    def _of_this_machine(cls) -> Self:
-        gpus = machine.gpu_names()
-        measured = measured_gpu_path(gpus[0]) if gpus else None
-        if measured is not None and measured.is_file():
-            return cls._from_file(measured, f"auto: {gpus[0]}, as it was measured here")
+    def of_gpu(cls, gpu: str) -> Self | None:
+        """As GPUs of this name were measured here, or the shipped profile; None: neither is."""
+        measured = measured_gpu_path(gpu)
+        if measured.is_file():
+            return cls._from_file(measured, f"auto: {gpu}, as it was measured here")
         for name in shipped_names("hardware"):
             path = shipped_config("hardware", name)
-            if gpus and path and gpus[0] in read_toml(path).get("device_names", ()):
-                return cls._from_file(path, f"auto: the first GPU here is {gpus[0]}")
+            if path and gpu in read_toml(path).get("device_names", ()):
+                return cls._from_file(path, f"auto: the first GPU here is {gpu}")
+        return None
+
+    @classmethod
+    def _of_this_machine(cls) -> Self:
+        gpus = machine.gpu_names()
+        profile = cls.of_gpu(gpus[0]) if gpus else None
+        if profile is not None:
+            return profile
         found = f"no profile for {gpus[0]}" if gpus else "no NVIDIA GPU found"
         return cls._of_this_cpu(f"auto: {found}, {machine.usable_cores()} usable CPU cores")
 

@@ -225,8 +225,7 @@ def assemble(
     if limit is None:
         limit = model.free_kv_bytes(settings)
     pages = kv_memory.num_pages(requests, pending, page_size, page_bytes, limit)
-    is_cpu = model.compute.device.type == "cpu"
-    hardware = HardwareProfile.load("this-cpu" if is_cpu else "auto")
+    hardware = _hardware(model.compute.device)
     hardware = replace(hardware, shared_reads=hardware.shared_reads and settings.shares_reads)
     shape = ModelShape.from_hf_config(files.config, plan.model.name)
     if share is not None:
@@ -334,6 +333,14 @@ def assemble(
         "model_shape": asdict(shape),
     }
     return Assembled(loop, len(begun), later, environment)
+
+
+def _hardware(device: torch.device) -> HardwareProfile:
+    """The profile of the device that runs."""
+    if device.type == "cpu":
+        return HardwareProfile.load("this-cpu")
+    profile = HardwareProfile.of_gpu(torch.cuda.get_device_name(device))
+    return HardwareProfile.load("auto") if profile is None else profile
 
 
 def _batcher(
