@@ -56,15 +56,25 @@ def test_the_order_of_issue_is_a_legal_one(num_parts: int, chunks: tuple[int, ..
         assert all(place_of[before] < place_of[place] for before in operator.after)
 
 
-def test_products_of_the_other_part_come_while_one_is_in_its_attention():
-    operators = layers(3, 2)
+@pytest.mark.parametrize(("chunks", "beside"), [((), 3), ((1,), 4)])
+def test_a_layer_of_the_other_part_is_queued_while_one_is_in_its_attention(
+    chunks: tuple[int, ...], beside: int
+):
+    operators = layers(4, 2, chunks)
     order = issue_order(operators)
-    for i, place in enumerate(order):
-        attention = operators[place]
-        if attention.name == "attention" and 0 < attention.layer < 2:
-            (out,) = (o for o in operators if o.after[:1] == (place,) and o.name == "out")
-            between = [operators[p] for p in order[i + 1 : order.index(operators.index(out))]]
-            assert any(o.part != attention.part and o.resource == "compute" for o in between)
+    for layer in (1, 2):
+        attention, out = (
+            next(
+                i
+                for i, place in enumerate(order)
+                if (operators[place].name, operators[place].layer, operators[place].part)
+                == (name, layer, 0)
+            )
+            for name in ("attention", "out")
+        )
+        between = [operators[place] for place in order[attention + 1 : out]]
+        assert sum(o.part == 1 and o.resource == "compute" for o in between) == beside
+        assert not any(o.part == 0 for o in between)
 
 
 def test_waits_are_for_other_lanes_only():

@@ -7,6 +7,7 @@ two lanes are queued as one on either, with the waits of both. There is no such 
 
 from collections import deque
 from collections.abc import Sequence
+from heapq import heappop, heappush
 from typing import Any
 
 from blendrun.engine.lanes import Lanes
@@ -47,25 +48,51 @@ class OverlapExecutor:
 def issue_order(operators: Sequence[Operator]) -> list[int]:
     """Places of all operators in the order in which lanes get them; a legal one.
 
-    As if every operator took equally long: each lane takes what was ready first. So while a part is
-    in its attention, the others' products come between, which the order of the list does not give:
-    a lane does not pass over work that waits.
+    As if operators of the memory lane took longer than all else. While one runs, the others do
+    whatever does not wait for it, and first what leads to the next one: so decode attention of a
+    part has all products of another beside it, which the order of the list does not give, since a
+    lane does not pass over work that waits.
     """
-    missing = [len(operator.after) for operator in operators]
     followers: list[list[int]] = [[] for _ in operators]
     for place, operator in enumerate(operators):
         for before in operator.after:
             followers[before].append(place)
-    ready: dict[str, deque[int]] = {operator.resource: deque() for operator in operators}
+    distance = _operators_to_memory(operators, followers)
+    missing = [len(operator.after) for operator in operators]
+    order: list[int] = []
+    ready: list[tuple[int, int]] = []  # a heap
+    running: deque[int] = deque()  # on the memory lane
+
+    def begin(place: int) -> None:
+        if operators[place].resource == "memory":
+            order.append(place)
+            running.append(place)
+        else:
+            heappush(ready, (distance[place], place))
+
     for place, count in enumerate(missing):
         if not count:
-            ready[operators[place].resource].append(place)
-    order: list[int] = []
-    while begun := sorted(queue.popleft() for queue in ready.values() if queue):
-        order += begun
-        for place in begun:
-            for later in followers[place]:
-                missing[later] -= 1
-                if not missing[later]:
-                    ready[operators[later].resource].append(later)
+            begin(place)
+    while ready or running:
+        if ready:
+            _, ended = heappop(ready)
+            order.append(ended)
+        else:
+            ended = running.popleft()
+        for later in followers[ended]:
+            missing[later] -= 1
+            if not missing[later]:
+                begin(later)
     return order
+
+
+def _operators_to_memory(
+    operators: Sequence[Operator], followers: Sequence[Sequence[int]]
+) -> list[int]:
+    """Operators between each one and the nearest behind it on the memory lane; many: none is."""
+    distance = [len(operators)] * len(operators)
+    for place in reversed(range(len(operators))):
+        for later in followers[place]:
+            through = 0 if operators[later].resource == "memory" else 1 + distance[later]
+            distance[place] = min(distance[place], through)
+    return distance
