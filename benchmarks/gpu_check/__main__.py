@@ -23,8 +23,8 @@ from gpu_check.options import CheckOptions
 from gpu_check.sections import SECTIONS, run_section
 from gpu_check.table import lines
 
-NUM_CASES = 6  # of `numerics`, for each kernel library
-OWN_KERNELS = "triton"
+NUM_CASES = 7  # of `numerics`, for each kernel library
+PREFERRED = ("flashinfer", "triton", "torch")
 
 
 def parse() -> argparse.Namespace:
@@ -67,11 +67,12 @@ def main() -> None:
 def best_attention(numerics: Mapping[str, Any]) -> str:
     """The first that was right in all cases; the engine's own choice where none was tried."""
     errors, limit = numerics.get("errors", {}), numerics.get("tolerance", 0.0)
-    for name, by_case in errors.items():
+    for name in (name for name in PREFERRED if name in errors):
+        by_case = errors[name]
         right = [not isinstance(error, str) and error <= limit for error in by_case.values()]
         if len(right) == NUM_CASES and all(right):
-            return str(name)
-    return OWN_KERNELS if errors else "auto"
+            return name
+    return "auto"
 
 
 def say_what_is_missing() -> None:

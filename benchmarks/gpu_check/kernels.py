@@ -12,20 +12,22 @@ from gpu_check.options import CheckOptions
 
 
 def computes(options: CheckOptions, device: torch.device) -> tuple[dict[str, Compute], list[str]]:
-    """What can run a model here, by name, the engine's choice first; and why others are missing."""
+    """What can run a model here, by name, and why others are missing; FlashInfer, which may have
+    to compile for minutes, last."""
     if options.dry_run:
         lanes = import_module("tiny_lanes")
         stand_in = import_module("tiny_devices").stand_in_compute()
         return {"flashinfer": replace(stand_in, lanes=lanes.OneKind(lanes.InlineLanes()))}, []
     found: dict[str, Compute] = {}
     reasons = []
+    if find_spec("triton") is not None:
+        found["triton"] = triton_compute(device, "Triton")
+    else:
+        reasons.append("Triton is not installed")
+    found["torch"] = torch_compute(device, "plain torch")
     library, reason = find_flashinfer()
     if library is not None:
         found["flashinfer"] = flashinfer_compute(library, device, reason)
     else:
         reasons.append(reason)
-    if find_spec("triton") is not None:
-        found["triton"] = triton_compute(device, "Triton")
-    else:
-        reasons.append("Triton is not installed")
-    return found | {"torch": torch_compute(device, "plain torch")}, reasons
+    return found, reasons

@@ -5,6 +5,7 @@ dtype before float64 takes them, so an error is the kernel's own.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from gpu_check.results import Findings
 HAS_NO_NUMBA = stand_in_for_numba()  # before what follows is imported
 
 from blendrun.engine.compute import Compute  # noqa: E402
+from blendrun.kernels.cpu.rotary_reference import rotated  # noqa: E402
+from blendrun.kernels.cpu.rotation import Rotation  # noqa: E402
 from blendrun.kernels.cpu.shared_prefixes import find_shared_prefixes  # noqa: E402
 from gpu_check.kernels import computes  # noqa: E402
 
@@ -36,11 +39,12 @@ _LIMIT = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 def check(options: CheckOptions, findings: Findings) -> None:
     device = open_device(options)
     found, reasons = computes(options, device.device)
-    findings.note(missing=reasons, tolerance=_LIMIT[device.dtype])
+    findings.note(missing=reasons, tolerance=_LIMIT[device.dtype], without_numba=HAS_NO_NUMBA)
     errors: dict[str, dict[str, float | str]] = {}
     for name, compute in found.items():
         errors[name] = {}
         cases = _attention_cases(options, compute, device.dtype)
+        cases["rotary and KV writes"] = partial(_writes_error, options, compute, device.dtype)
         cases |= _elementwise_cases(options, compute, device.dtype)
         for what, case in cases.items():
             try:
@@ -70,7 +74,7 @@ def _attention_cases(
     options: CheckOptions, compute: Compute, dtype: torch.dtype
 ) -> dict[str, Callable[[], float]]:
     return {
-        f"{name} attention": lambda steps=steps: _attention_error(options, compute, dtype, steps)
+        f"{name} attention": partial(_attention_error, options, compute, dtype, steps)
         for name, steps in _STEPS.items()
     }
 
@@ -121,6 +125,26 @@ def _attention_error(
         mine = slice(int(indptr[s]), int(indptr[s + 1]))
         worst = max(worst, _error(actual[mine], _exact(q[mine].double(), k, v, count, length)))
     return worst
+
+
+def _writes_error(options: CheckOptions, compute: Compute, dtype: torch.dtype) -> float:
+    """Worst relative error of a head of q, and of K and V where they were written."""
+    config, device = options.model_config, compute.device
+    heads = [config["num_attention_heads"], *[config["num_key_value_heads"]] * 2]
+    head_dim, num_tokens, num_pages = config["head_dim"], 37, 5
+    random = torch.Generator().manual_seed(2)
+    caches = compute.attention.alloc_kv_cache(1, num_pages, _PAGE_SIZE, heads[1], head_dim, dtype)
+    slots = torch.randperm(num_pages * _PAGE_SIZE, generator=random)[:num_tokens]
+    qkv = torch.randn(num_tokens, sum(heads), head_dim, generator=random).to(dtype).to(device)
+    angles = torch.rand(num_tokens, head_dim // 2, generator=random) * 1000
+    rotation = Rotation(angles.cos().to(device), angles.sin().to(device), None, None, 1e-5)
+    q, k, v = qkv.double().split(heads, dim=1)
+    expected = (rotated(q, rotation, None), rotated(k, rotation, None), v)
+    q, k, v = qkv.clone().split(heads, dim=1)  # strided, as in a decoder
+    writes = compute.attention.plan_writes(torch.arange(num_tokens, dtype=torch.int32), slots)
+    writes.run(q, k, v, rotation, caches[0][0], caches[1][0])
+    written = (cache[0].flatten(0, 1)[slots.to(device)] for cache in caches)
+    return max(map(_error, (q, *written), expected))
 
 
 def _exact(q: Tensor, k: Tensor, v: Tensor, rows: int, length: int) -> Tensor:

@@ -70,7 +70,7 @@ class CheckOptions:
         return cls(
             dry_run=False,
             work=work,
-            requests=1200,
+            requests=600,
             length_frac=1.0,
             copy_bytes=4 << 30,
             gemm_tokens=(1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192),

@@ -27,8 +27,8 @@ class Section:
 SECTIONS = (
     Section("ceilings", 40, DEVICE),
     Section("numerics", 100, DEVICE),
-    Section("profile", 110, (*DEVICE, *BLENDRUN)),  # calibrates; the interference curve, too
-    Section("job", 200, (*DEVICE, *BLENDRUN)),
+    Section("profile", 140, (*DEVICE, *BLENDRUN)),  # calibrates; the interference curve, too
+    Section("job", 180, (*DEVICE, *BLENDRUN)),
 )
 
 

@@ -144,10 +144,10 @@ RIGHT = {str(case): 1e-3 for case in range(NUM_CASES)}
     ("errors", "attention"),
     [
         ({}, "auto"),
-        ({"flashinfer": RIGHT, "triton": RIGHT}, "flashinfer"),
-        ({"flashinfer": RIGHT | {"0": 0.3}, "triton": RIGHT}, "triton"),
-        ({"flashinfer": RIGHT | {"0": "fails: no nvcc"}, "torch": RIGHT}, "torch"),
-        ({"flashinfer": {"0": 1e-3}}, "triton"),  # it took too long
+        ({"triton": RIGHT, "torch": RIGHT, "flashinfer": RIGHT}, "flashinfer"),
+        ({"triton": RIGHT, "flashinfer": RIGHT | {"0": 0.3}}, "triton"),
+        ({"torch": RIGHT, "flashinfer": RIGHT | {"0": "fails: no nvcc"}}, "torch"),
+        ({"triton": RIGHT, "flashinfer": {"0": 1e-3}}, "triton"),  # it took too long
     ],
 )
 def test_profile_and_job_run_on_kernels_that_are_right(errors: dict[str, Any], attention: str):
