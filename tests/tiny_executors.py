@@ -102,11 +102,11 @@ def _part(
     """Sequences [first, last) of a step."""
     whole, runner = attend.plan, attend.runner
     begin, end = int(whole.q_indptr[first]), int(whole.q_indptr[last])
-    mine = (attend.token_idx >= begin) & (attend.token_idx < end)
+    token_idx, slots = attend.writes.token_idx, attend.writes.slots
+    mine = (token_idx >= begin) & (token_idx < end)
     only = replace(
         attend,
-        token_idx=attend.token_idx[mine] - begin,
-        slots=attend.slots[mine],
+        writes=runner._attention.plan_writes(token_idx[mine] - begin, slots[mine]),
         plan=runner._attention.plan(
             runner._k_cache[0],
             whole.q_shape[1],

@@ -11,13 +11,12 @@ import torch
 
 from blendrun.cost.tensor_shards import Shard
 from blendrun.data.model_files import ModelFiles
-from blendrun.engine.assembly import LoadedModel, load_decoder
+from blendrun.engine.assembly import LoadedModel, checked_compute, load_decoder
 from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.follower import follow
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.engine.tensor_group import Message, Ranks
 from blendrun.errors import BackendError
-from blendrun.kernels.cpu.attention import CpuAttention
 from blendrun.launch.rendezvous import Meeting, join, open_store
 
 R = TypeVar("R")
@@ -50,10 +49,10 @@ def load_on_threads(files: ModelFiles, settings: ExecuteSettings) -> LoadedModel
     config = DecoderConfig.from_hf(files.config)
 
     def work(group: Any) -> None:
-        attention = CpuAttention()
-        decoder = load_decoder(files.folder, config, settings, attention, group)
+        compute = checked_compute(config, settings)
+        decoder = load_decoder(files.folder, config, settings, compute, group)
         with suppress(BackendError):  # `_END`
-            follow(decoder, attention)
+            follow(decoder, compute.attention)
 
     threads = ThreadPoolExecutor(settings.tp)
     first, others, store = _ranks(settings.tp, settings.deterministic, work, threads)

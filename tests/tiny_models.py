@@ -72,6 +72,14 @@ def make_checkpoint(
     return folder
 
 
+def tiny_config(architecture: str = "LlamaForCausalLM", **overrides: Any) -> Any:
+    """The `DecoderConfig` of such a checkpoint, with `overrides` of the Hugging Face config."""
+    from blendrun.engine.decoder_config import DecoderConfig
+
+    own = {"architectures": [architecture], "vocab_size": 320, "rms_norm_eps": 1e-5}
+    return DecoderConfig.from_hf({**_SIZES, **own, **overrides})
+
+
 def write_tokenizer(folder: Path) -> Any:
     """Writes tokenizer.json and tokenizer_config.json; returns the `tokenizers.Tokenizer`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

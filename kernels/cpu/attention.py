@@ -8,6 +8,7 @@ nothing of requests, prefix caches or who owns a page.
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,13 +19,16 @@ from blendrun.kernels.cpu import attention_checks as checks
 from blendrun.kernels.cpu import attention_reference as reference
 from blendrun.kernels.cpu.kv_cache import KvShape, alloc_kv_cache
 from blendrun.kernels.cpu.library import SUFFIX, Backend, wanted_backend
-from blendrun.kernels.cpu.shared_prefixes import SharedPrefixes
+from blendrun.kernels.cpu.rotary import RotaryWrites
+from blendrun.kernels.cpu.shared_prefixes import COST_LEN, SharedPrefixes
 
 _MIN_HEAD_DIM = 16  # the widest vector of float32
 
 
 class CpuAttention:
     """KV cache operations and attention on the CPU. Holds no state but its choice of backend.
+
+    `engine.paged_attention.PagedAttention` says what of it a step needs.
 
     Args:
         force: "cpp" or "torch"; None takes $BLENDRUN_CPU_KERNELS if set, else C++ where it
@@ -33,6 +37,8 @@ class CpuAttention:
     Raises:
         InputError: C++ was asked for and cannot be built, or the variable names no backend.
     """
+
+    prefix_cost_len: ClassVar[int] = COST_LEN  # see `find_shared_prefixes`
 
     def __init__(self, force: Backend | None = None) -> None:
         wanted = force or wanted_backend()
@@ -149,6 +155,10 @@ class CpuAttention:
                 *map(ctypes.c_int64, (src.numel(), torch.get_num_threads())),
             )
 
+    def plan_writes(self, token_idx: Tensor, slots: Tensor) -> RotaryWrites:
+        """Where K and V of a step's tokens go, the same for all layers; see `RotaryWrites`."""
+        return RotaryWrites(token_idx, slots)
+
     def plan(
         self,
         k_cache: Tensor,
@@ -160,6 +170,7 @@ class CpuAttention:
         shared: SharedPrefixes | None = None,
         *,
         may_split: bool = True,
+        part: int = 0,
     ) -> "AttentionPlan":
         """Causal attention of each sequence's last tokens over its pages, the same for all layers.
 
@@ -176,10 +187,12 @@ class CpuAttention:
                 not what to compute: K and V of a shared prefix once for all its sharers.
             may_split: long contexts of few rows may be cut in parts, for more threads. Without,
                 the kernel gives a row the same bits whatever other rows of its sequence are there.
+            part: has no effect: any number of plans can be run.
 
         Raises:
             ValueError: shapes or dtypes do not fit.
         """
+        del part
         checks.check_step(k_cache, num_heads, q_indptr, context_len, page_table, scale)
         if shared is not None and len(shared.order) != context_len.numel():
             raise ValueError("the shared prefixes are those of other sequences")

@@ -63,11 +63,11 @@ def paged_attention(
         tokens = torch.arange(context, device=q.device)
         slots = page_table[seq].long()[tokens // page_size] * page_size + tokens % page_size
         k, v = read_kv(k_cache, v_cache, slots)
-        result[begin:end] = _attend(q[begin:end], k, v, scale)
+        result[begin:end] = causal_attention(q[begin:end], k, v, scale)
     return result
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """Causal attention of q [n, Hq, D] as the last rows of k, v [context, Hkv, D]."""
     exact = torch.promote_types(q.dtype, torch.float32)
     num_rows, num_heads, head_dim = q.shape

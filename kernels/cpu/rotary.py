@@ -4,6 +4,7 @@
 """
 
 import ctypes
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -30,6 +31,20 @@ class RotaryCall(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("num_tokens", "num_slots", *_STRIDES, *_SIZES)),
         ("eps", ctypes.c_float),
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RotaryWrites:
+    """Where K and V of a step's tokens go; arrays as `rotate_and_write` takes them."""
+
+    token_idx: Tensor  # int32 [W]
+    slots: Tensor  # int64 [W]
+
+    def run(
+        self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, k_cache: Tensor, v_cache: Tensor
+    ) -> None:
+        """`rotate_and_write` of one layer."""
+        rotate_and_write(q, k, v, rotation, k_cache, v_cache, self.token_idx, self.slots)
 
 
 def rotate_and_write(

@@ -131,7 +131,7 @@ def test_reading_shared_prefixes_at_once_does_not_change_an_answer(
     found = []
 
     def find(*columns: Any) -> Any:
-        found.append(find_shared_prefixes(*columns, cost_len=0))  # the prompts are short
+        found.append(find_shared_prefixes(*columns[:-1], cost_len=0))  # the prompts are short
         return found[-1]
 
     if backend == "cpp" and CpuAttention().backend == "torch":

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 
 from blendrun.data.detokenizer import Detokenizer
 from blendrun.data.model_files import ModelFiles, resolve_model
@@ -95,6 +96,7 @@ def install(watch: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> N
 def _load(files: ModelFiles, _settings: Any) -> assembly.LoadedModel:
     config = DecoderConfig.from_hf(files.config)
     attention = SimpleNamespace(backend="none", backend_reason=lambda: "a fake engine")
+    compute = SimpleNamespace(device=torch.device("cpu"), attention=attention, kernels={})
     decoder = SimpleNamespace(config=config, row_block=None, group=ALONE)
     detokenizer = Detokenizer.from_folder(files.folder)
-    return assembly.LoadedModel(files, decoder, attention, {}, detokenizer, None)
+    return assembly.LoadedModel(files, decoder, compute, detokenizer, None)

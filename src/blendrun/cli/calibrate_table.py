@@ -16,11 +16,8 @@ _OVERHEADS = (
 
 def print_calibration(profile: HardwareProfile) -> None:
     out = console()
-    out.print(
-        f"{profile.processor}, {profile.cores} cores, with {profile.model}",
-        markup=False,
-        highlight=False,
-    )
+    cores = "" if profile.cores is None else f", {profile.cores} cores"
+    out.print(f"{profile.processor}{cores}, with {profile.model}", markup=False, highlight=False)
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column()
     table.add_column(justify="right")

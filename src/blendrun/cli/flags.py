@@ -187,6 +187,16 @@ LoadFormat = Annotated[
     str | None,
     _run("load_format", "safetensors; dummy: random weights, for timing.", "--load-format"),
 ]
+Device = Annotated[str | None, _run("device", "auto, cpu or cuda; auto: the GPU, if there is one.")]
+Attention = Annotated[str | None, _run("attention", "Of GPUs: auto, flashinfer, triton or torch.")]
+Pod = Annotated[
+    bool | None,
+    typer.Option("--pod", help="Prefill and decode attention in one launch (FlashInfer)."),
+]
+OverlapFlag = Annotated[
+    str | None,
+    _run("overlap", "auto, on or off: steps in parts at the same time, on GPUs.", "--overlap"),
+]
 KvMemory = Annotated[
     str | None,
     typer.Option(

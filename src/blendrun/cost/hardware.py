@@ -25,6 +25,9 @@ _SHARED = (  # what ranks on one device divide among them, beside its tables
     "kv_memory_bytes",
 )
 
+_SPLIT_TABLE = ("tokens", "contexts", "parts", "memory_fracs", "gains")
+_SPLIT_NAMES = ", ".join(f"split_{key}" for key in _SPLIT_TABLE)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _PerCore:
@@ -70,6 +73,12 @@ class HardwareProfile:
     token_overhead_s: float = 0.0  # of a step's token, beside products and attention, …
     output_overhead_s: float = 0.0  # … and of an output token, beside its head
     unclear: tuple[str, ...] = ()  # overheads that the measured steps do not tell from 0
+    # steps that were measured whole and in parts: tokens, tokens of context that decodes read, …
+    split_tokens: tuple[int, ...] = ()
+    split_contexts: tuple[int, ...] = ()
+    split_parts: tuple[int, ...] = ()  # … the best number of parts, …
+    split_memory_fracs: tuple[float, ...] = ()  # … and share of SMs for decode attention; 0: all
+    split_gains: tuple[float, ...] = ()  # times as fast as whole
     device_names: tuple[str, ...] = ()  # as the driver lists them, for `auto`
     sources: dict[str, str] = dataclasses.field(default_factory=dict)  # of each figure
     reason: str = ""  # why this profile was taken
@@ -119,6 +128,12 @@ class HardwareProfile:
             )
         if len(self.head_flops) > len(self.gemm_tokens):
             raise InputError(f"hardware profile {self.name}: head_flops has too many rates")
+
+        table = [getattr(self, f"split_{key}") for key in _SPLIT_TABLE]
+        if len({len(column) for column in table}) > 1:
+            raise InputError(f"hardware profile {self.name}: {_SPLIT_NAMES} must be equally long")
+        if not all(0 <= frac < 1 for frac in self.split_memory_fracs):
+            raise InputError(f"hardware profile {self.name}: split_memory_fracs must be in [0, 1)")
 
     @classmethod
     def load(cls, spec: str) -> Self:
@@ -181,12 +196,23 @@ class HardwareProfile:
         return self.memory_bandwidth * self.bandwidth_efficiency
 
     @classmethod
-    def _of_this_machine(cls) -> Self:
-        gpus = machine.gpu_names()
+    def of_gpu(cls, gpu: str) -> Self | None:
+        """As GPUs of this name were measured here, or the shipped profile; None: neither is."""
+        measured = measured_gpu_path(gpu)
+        if measured.is_file():
+            return cls._from_file(measured, f"auto: {gpu}, as it was measured here")
         for name in shipped_names("hardware"):
             path = shipped_config("hardware", name)
-            if gpus and path and gpus[0] in read_toml(path).get("device_names", ()):
-                return cls._from_file(path, f"auto: the first GPU here is {gpus[0]}")
+            if path and gpu in read_toml(path).get("device_names", ()):
+                return cls._from_file(path, f"auto: the first GPU here is {gpu}")
+        return None
+
+    @classmethod
+    def _of_this_machine(cls) -> Self:
+        gpus = machine.gpu_names()
+        profile = cls.of_gpu(gpus[0]) if gpus else None
+        if profile is not None:
+            return profile
         found = f"no profile for {gpus[0]}" if gpus else "no NVIDIA GPU found"
         return cls._of_this_cpu(f"auto: {found}, {machine.usable_cores()} usable CPU cores")
 
@@ -216,6 +242,15 @@ class HardwareProfile:
 
 def measured_profile_path() -> Path:
     """Where the measured profile of this CPU, with as many cores, is kept."""
+    return _measured_path(f"{machine.processor_name()}-{machine.usable_cores()}-cores")
+
+
+def measured_gpu_path(name: str) -> Path:
+    """Where the measured profile of GPUs that the driver lists under `name` is kept."""
+    return _measured_path(name)
+
+
+def _measured_path(name: str) -> Path:
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    name = re.sub(r"[^a-z0-9]+", "-", machine.processor_name().lower()).strip("-")
-    return home / "blendrun" / "hardware" / f"{name}-{machine.usable_cores()}-cores.toml"
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return home / "blendrun" / "hardware" / f"{plain}.toml"

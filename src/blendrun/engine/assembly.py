@@ -21,18 +21,23 @@ from blendrun.data.reasoning import ReasoningMarks
 from blendrun.data.results import RankJournal, ResultJournal
 from blendrun.engine import kv_memory
 from blendrun.engine.begun import to_continue
+from blendrun.engine.compute import Compute, choose_compute, others_beside
 from blendrun.engine.deadline import Deadline
 from blendrun.engine.decoder import Decoder
 from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.deterministic import check_deterministic
+from blendrun.engine.device_memory import CudaMemory, kv_bytes
 from blendrun.engine.generations import Generations
 from blendrun.engine.guides import Guides
 from blendrun.engine.loop import Advance, Feed, RunLoop
+from blendrun.engine.overlap import choose_overlap
+from blendrun.engine.paged_attention import PagedAttention
 from blendrun.engine.prefix_cache import PrefixCache
 from blendrun.engine.products import pack_weights
 from blendrun.engine.prompt_scores import PromptScores
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.row_blocks import ROW_BLOCK
+from blendrun.engine.self_check import check_compute
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.engine.tensor_group import ALONE, TensorGroup
 from blendrun.engine.torch_backend import TorchBackend
@@ -40,8 +45,6 @@ from blendrun.engine.twins import Twins, find_twins
 from blendrun.engine.unfinished import Unfinished
 from blendrun.engine.weights import load_weights, random_weights
 from blendrun.errors import BackendError, InputError, PlanError
-from blendrun.kernels.cpu.attention import CpuAttention
-from blendrun.kernels.cpu.library import load_all
 from blendrun.schedule.batcher import Batcher
 from blendrun.schedule.plan_record import Plan
 from blendrun.schedule.step.begin import BatchLimits
@@ -58,31 +61,76 @@ class LoadedModel:
 
     files: ModelFiles
     decoder: Decoder
-    attention: CpuAttention
-    kernels: dict[str, str]  # what else is in C++, and why or why not
+    compute: Compute
     detokenizer: Detokenizer
     reasoning: ReasoningMarks | None
     close: Callable[[], None] = lambda: None  # ends the other ranks
 
     @classmethod
-    def load(cls, files: ModelFiles, settings: ExecuteSettings, group: TensorGroup = ALONE) -> Self:
+    def load(
+        cls,
+        files: ModelFiles,
+        settings: ExecuteSettings,
+        group: TensorGroup = ALONE,
+        compute: Compute | None = None,
+    ) -> Self:
+        """`compute`: what to run it on; None: as the settings say.
+
+        Raises:
+            InputError: the weights do not fit, or what the settings ask for cannot be had.
+            BackendError: the device's kernels fail their self-check.
+        """
         if group.shard.size != (settings.tp or 1):
             raise BackendError(f"{settings.tp} tensor-parallel ranks need a launcher")
-        attention, kernels = CpuAttention(), load_all()
         config = DecoderConfig.from_hf(files.config)
-        decoder = load_decoder(files.folder, config, settings, attention, group)
+        if compute is None:
+            compute = checked_compute(config, settings)
+        decoder = load_decoder(files.folder, config, settings, compute, group)
         marks = ReasoningMarks.from_folder(files.folder)
         detokenizer = Detokenizer.from_folder(
             files.folder, (marks.begin, marks.end) if marks else ()
         )
-        return cls(files, decoder, attention, kernels, detokenizer, marks)
+        return cls(files, decoder, compute, detokenizer, marks)
+
+    @property
+    def attention(self) -> PagedAttention:
+        return self.compute.attention
+
+    def free_kv_bytes(self, settings: ExecuteSettings) -> int:
+        """What there is for KV pages on each rank."""
+        device = self.compute.device
+        if device.type == "cpu":
+            return kv_memory.least_free_bytes(self.decoder.group)
+        return kv_bytes(self.decoder, CudaMemory(device), settings.chunk_size, settings.max_seqs)
+
+
+def checked_compute(config: DecoderConfig, settings: ExecuteSettings) -> Compute:
+    """What the settings ask for; a device's kernels have passed a self-check.
+
+    Raises:
+        InputError: it cannot be had.
+        BackendError: the self-check failed.
+    """
+    dtype = _DTYPES[settings.dtype]
+    compute = choose_compute(
+        settings.device, settings.attention, config.head_dim, dtype, settings.pod
+    )
+    if compute.device.type != "cpu":
+        for flag, is_given in (
+            ("tp", (settings.tp or 1) > 1),
+            ("deterministic", settings.deterministic),
+        ):
+            if is_given:
+                raise InputError(f"--{flag} is for CPUs so far", "leave it out, or --device cpu")
+        check_compute(compute, others_beside(compute), config, dtype)
+    return compute
 
 
 def load_decoder(
     folder: Path,
     config: DecoderConfig,
     settings: ExecuteSettings,
-    attention: CpuAttention,
+    compute: Compute,
     group: TensorGroup,
 ) -> Decoder:
     """The decoder in checkpoint `folder`, or this rank's part of it; all ranks load at once.
@@ -91,7 +139,7 @@ def load_decoder(
         InputError: the weights are not those of `config` (the whole model's), or --deterministic
             or the dtype cannot be had.
     """
-    dtype, device = _DTYPES[settings.dtype], torch.device("cpu")
+    dtype, device = _DTYPES[settings.dtype], compute.device
     if dtype == torch.float16 and device.type == "cpu":
         raise InputError(
             "float16 needs a GPU: CPU kernels compute in bfloat16 and float32",
@@ -102,9 +150,11 @@ def load_decoder(
     else:
         weights = load_weights(folder, config, dtype, device, group.shard)
     row_block = ROW_BLOCK if settings.deterministic else None
-    decoder = Decoder(config, pack_weights(weights), row_block, group=group)
+    decoder = Decoder(
+        config, pack_weights(weights), row_block, group=group, elementwise=compute.elementwise
+    )
     if settings.deterministic:
-        check_deterministic(decoder, attention)
+        check_deterministic(decoder, compute.attention)
     return decoder
 
 
@@ -173,9 +223,9 @@ def assemble(
     page_bytes = kv_memory.kv_bytes_per_page(config, page_size, dtype.itemsize)
     limit = settings.kv_memory
     if limit is None:
-        limit = kv_memory.least_free_bytes(group)
+        limit = model.free_kv_bytes(settings)
     pages = kv_memory.num_pages(requests, pending, page_size, page_bytes, limit)
-    hardware = HardwareProfile.load("this-cpu")
+    hardware = _hardware(model.compute.device)
     hardware = replace(hardware, shared_reads=hardware.shared_reads and settings.shares_reads)
     shape = ModelShape.from_hf_config(files.config, plan.model.name)
     if share is not None:
@@ -184,6 +234,9 @@ def assemble(
     generated = np.zeros(len(requests), np.int32)
     generated[[answer.request for answer in begun]] = [len(answer.token_ids) for answer in begun]
     mine = pending if share is None else share.requests
+    overlap, overlap_reason = choose_overlap(
+        settings.overlap, model.compute.lanes, cost, settings.pod
+    )
     batcher = make_batcher(plan, settings, requests, mine, generated, cost, pages)
 
     def too_large(request: int) -> str:
@@ -219,6 +272,7 @@ def assemble(
             cache,
             share_reads=settings.shares_reads,
             may_split=not settings.deterministic,
+            overlap=overlap,
         ),
         generations,
         scores,
@@ -251,9 +305,12 @@ def assemble(
         "tp": group.shard.size,
         "dtype": settings.dtype,
         "load_format": settings.load_format,
+        "device": str(model.compute.device),
         "attention": attention.backend,
         "attention_reason": attention.backend_reason(),
-        "kernels": model.kernels,
+        "kernels": model.compute.kernels,
+        "overlap": "off" if overlap is None else "on",
+        "overlap_reason": overlap_reason,
         "kv_pages": pages,
         "page_size": settings.page_size,
         "kv_memory": format_bytes(pages * page_bytes),
@@ -272,6 +329,14 @@ def assemble(
         "model_shape": asdict(shape),
     }
     return Assembled(loop, len(begun), later, environment)
+
+
+def _hardware(device: torch.device) -> HardwareProfile:
+    """The profile of the device that runs."""
+    if device.type == "cpu":
+        return HardwareProfile.load("this-cpu")
+    profile = HardwareProfile.of_gpu(torch.cuda.get_device_name(device))
+    return HardwareProfile.load("auto") if profile is None else profile
 
 
 def make_batcher(

@@ -8,6 +8,6 @@ from blendrun.kernels.cpu.rotation import Rotation
 
 # (layer, q [T, num_heads, D], k [T, num_kv_heads, D], v [T, num_kv_heads, D], rotation)
 #   -> attention output [T, num_heads, D].
-# q, k and v are strided over tokens; q and k are still to be turned by `rotation`, q may be
+# q, k and v are strided over tokens; q and k are still to be turned by `rotation` and may be
 # overwritten. Scale: 1/sqrt(D).
 Attend = Callable[[int, Tensor, Tensor, Tensor, Rotation], Tensor]

@@ -1,9 +1,13 @@
-"""Measure this CPU with a model and make a hardware profile of it."""
+"""Measure this machine's CPU or GPU with a model and make a hardware profile of it."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, cast
+
+import torch
 
 from blendrun.cost import machine
 from blendrun.cost.cost_model import CostModel
@@ -11,10 +15,19 @@ from blendrun.cost.hardware import HardwareProfile
 from blendrun.cost.model_shape import ModelShape
 from blendrun.data.model_files import resolve_model
 from blendrun.engine.assembly import LoadedModel
+from blendrun.engine.attempt import ModelLoader
+from blendrun.engine.measured_interference import (
+    Interference,
+    measure_interference,
+    overlap_exponent,
+    split_table,
+)
 from blendrun.engine.measured_overlap import LEAST_GAIN, Together
 from blendrun.engine.measured_rates import MeasuredRates, measure_rates
 from blendrun.engine.measured_steps import CAUSES, Overheads, measure_overheads
 from blendrun.engine.settings import ExecuteSettings
+
+_GPU_MEMORY_FRAC, _GPU_CHUNK_LIMIT = 0.95, 2048
 
 
 def measured_profile(
@@ -26,16 +39,76 @@ def measured_profile(
         InputError: the model cannot be loaded.
     """
     progress("loading the model")
-    files = resolve_model(model, weights=True)
-    loaded = LoadedModel.load(files, settings)
-    shape = ModelShape.from_hf_config(files.config, model)
-    rates = measure_rates(
-        loaded.decoder, loaded.attention, lambda what: progress(f"measuring {what}")
-    )
+    files = resolve_model(model, weights=settings.load_format != "dummy")
+    return profile_of(LoadedModel.load(files, settings), settings, progress)
+
+
+def profile_of(
+    loaded: LoadedModel, settings: ExecuteSettings, progress: Callable[[str], None]
+) -> HardwareProfile:
+    """Measure with a model that is loaded already, with these settings."""
+    decoder, compute, model = loaded.decoder, loaded.compute, loaded.files.spec
+
+    def measuring(what: str) -> None:
+        progress(f"measuring {what}")
+
+    rates = measure_rates(decoder, compute.attention, measuring)
     profile = as_profile(rates, f"{Path(model).name}, {settings.dtype}")
+    if decoder.device.type == "cuda":
+        profile = as_gpu_profile(profile, torch.cuda.get_device_properties(decoder.device))
+    if compute.lanes is not None:
+        with torch.inference_mode():
+            measured = measure_interference(decoder, compute.attention, compute.lanes, measuring)
+        profile = with_splits(profile, measured)
     progress("running a short job")
-    overheads = measure_overheads(model, settings, CostModel(shape, profile))
+    shape = ModelShape.from_hf_config(loaded.files.config, model)
+    again: ModelLoader = lambda _files, _settings: loaded  # noqa: E731
+    overheads = measure_overheads(model, settings, CostModel(shape, profile), again)
     return with_overheads(profile, overheads)
+
+
+def as_gpu_profile(profile: HardwareProfile, properties: Any) -> HardwareProfile:
+    """`profile`, which a GPU with these properties (as torch has them) was measured into."""
+    name = str(properties.name)
+    return replace(
+        profile,
+        name=re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-"),
+        kind="cuda",
+        device_names=(name,),
+        processor=name,
+        cores=None,
+        memory_bytes=float(properties.total_memory),
+        memory_frac=_GPU_MEMORY_FRAC,
+        chunk_limit=_GPU_CHUNK_LIMIT,
+        sources={
+            **profile.sources,
+            "memory_bytes": "as torch tells it",
+            "memory_frac": "estimate",
+            "chunk_limit": "estimate: products reach their full rate well below this",
+            "shared_reads": "what the engine's attention does: levels of shared prefixes",
+        },
+    )
+
+
+def with_splits(profile: HardwareProfile, measured: Sequence[Interference]) -> HardwareProfile:
+    """The profile with what its device gains by products and attention at the same time."""
+    table, exponent = split_table(measured), overlap_exponent(measured)
+    said = (
+        f"measured {datetime.now(UTC).date()}: products and decode attention at once are "
+        f"{min(table.split_gains):.2f} to {max(table.split_gains):.2f} times as fast as one after "
+        f"the other, over {len(table.split_gains)} steps"
+    )
+    return replace(
+        profile,
+        overlap=exponent > 1,
+        overlap_exponent=exponent,
+        sources={
+            **profile.sources,
+            "overlap": said,
+            "split_tokens": f"{said}; each with the best share of SMs for attention",
+        },
+        **cast(dict[str, Any], table.columns()),
+    )
 
 
 def with_overheads(profile: HardwareProfile, overheads: Overheads) -> HardwareProfile:

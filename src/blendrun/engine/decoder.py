@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from blendrun.engine.attend import Attend
 from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.decoder_weights import DecoderWeights, ExpertWeights, LayerWeights
+from blendrun.engine.elementwise import PLAIN, Elementwise
 from blendrun.engine.executors import Executor, SequentialExecutor
 from blendrun.engine.experts import route, visit
 from blendrun.engine.operators import Operator, StepOperators
@@ -25,9 +26,7 @@ from blendrun.engine.row_blocks import in_blocks
 from blendrun.engine.step_part import StepPart
 from blendrun.engine.tensor_group import ALONE, TensorGroup
 from blendrun.kernels.cpu.linear import linear_add, linear_silu_mul
-from blendrun.kernels.cpu.rms_norm import add_rms_norm
 from blendrun.kernels.cpu.rotation import Rotation
-from blendrun.kernels.cpu.silu_mul import silu_mul
 
 
 class Decoder:
@@ -40,12 +39,15 @@ class Decoder:
         row_block: int | None = None,
         executor: Executor | None = None,
         group: TensorGroup = ALONE,
+        elementwise: Elementwise = PLAIN,
     ) -> None:
         """`config` is that of the whole model, `weights` are those of the group's shard.
 
         `row_block`: rows that are computed at a time (`row_blocks`); None: all of a step.
         `executor` runs the operators of `forward`; None: one after the other.
+        `elementwise` are the kernels of the weights' device.
         """
+        self._elementwise = elementwise
         self._executor = executor or SequentialExecutor()
         self.config = config.sharded(group.shard)  # heads and MLP of this rank
         self.weights = weights
@@ -76,35 +78,40 @@ class Decoder:
             attend: called once per layer, in order.
             rows: int64 [R], the tokens that need logits; None = all T.
         """
-        part = StepPart(token_ids, positions, attend, rows)
-        self._executor.run(self.operators([part]))
-        return part.x
+        return self.forward_parts([StepPart(token_ids, positions, attend, rows)], self._executor)
+
+    def forward_parts(self, parts: Sequence[StepPart], executor: Executor) -> Tensor:
+        """Hidden states [R, H] of all parts, one after the other, as `forward`."""
+        executor.run(self.operators(parts))
+        return parts[0].x if len(parts) == 1 else torch.cat([part.x for part in parts])
 
     def operators(self, parts: Sequence[StepPart]) -> Sequence[Operator]:
         """All of a step's operators before the output head; they leave hidden states in `x`."""
         step, last = StepOperators(), len(self.weights.layers) - 1
         numbered = tuple(enumerate(parts))
         for number, part in numbered:
-            step.add("embedding", 0, number, "compute", partial(self._embed, part))
+            step.add("embedding", 0, number, "compute", partial(self._embed, part), part.made)
             self._add_sum(step, 0, number, part)
         for layer, weights in enumerate(self.weights.layers):
             for number, part in numbered:
                 qkv = partial(self._qkv, weights, part, layer == 0)
-                step.add("qkv", layer, number, "compute", qkv)
+                step.add("qkv", layer, number, "compute", qkv, part.made)
                 attention = partial(self._attention, layer, weights, part)
-                step.add_attention(layer, number, part.attention, attention)
+                step.add_attention(layer, number, part.attention, attention, part.made)
                 out = partial(self._out, weights, part, layer == last)
-                step.add("out", layer, number, "compute", out)
+                step.add("out", layer, number, "compute", out, part.made)
                 self._add_sum(step, layer, number, part)
-                step.add("mlp", layer, number, "compute", partial(self._mlp, weights, part))
+                mlp = partial(self._mlp, weights, part)
+                step.add("mlp", layer, number, "compute", mlp, part.made)
                 self._add_sum(step, layer, number, part)
         for number, part in numbered:
-            step.add("norm", last, number, "compute", partial(self._final_norm, part))
+            norm = partial(self._final_norm, part)
+            step.add("norm", last, number, "compute", norm, part.made)
         return step.all()
 
     def _add_sum(self, step: StepOperators, layer: int, number: int, part: StepPart) -> None:
         if self.group.shard.size > 1:
-            step.add("sum", layer, number, "network", partial(self._sum, part))
+            step.add("sum", layer, number, "network", partial(self._sum, part), part.made)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, vocab] in the model's dtype, of hidden states [R, H] from `forward`.
@@ -145,7 +152,8 @@ class Decoder:
 
     def _norm(self, part: StepPart, weight: Tensor) -> Tensor:
         """Of the residual stream, when all is added."""
-        return add_rms_norm(part.hidden, part.branch, weight, self.config.rms_eps)
+        eps = self.config.rms_eps
+        return self._elementwise.add_rms_norm(part.hidden, part.branch, weight, eps)
 
     def _qkv(self, layer: LayerWeights, part: StepPart, is_first: bool) -> None:
         if is_first:
@@ -176,7 +184,7 @@ class Decoder:
             inner = linear_silu_mul(x, mlp.gate_up, mlp.gate_up_bias)
             self._add(part, inner, mlp.down, mlp.down_bias)
         else:
-            inner = silu_mul(self._linear(x, mlp.gate_up, mlp.gate_up_bias))
+            inner = self._elementwise.silu_mul(self._linear(x, mlp.gate_up, mlp.gate_up_bias))
             self._add(part, inner, mlp.down, mlp.down_bias)
 
     def _experts(self, experts: ExpertWeights, x: Tensor) -> Tensor:
@@ -184,7 +192,7 @@ class Decoder:
         logits = self._linear(x, experts.router)
         per_token = self.config.experts.per_token
         expert, share = route(logits, per_token, self.config.normalise_experts)
-        return visit(x, expert, share, experts, silu_mul, self.row_block)
+        return visit(x, expert, share, experts, self._elementwise.silu_mul, self.row_block)
 
     def _final_norm(self, part: StepPart) -> None:
         part.x = self._norm(part, self.weights.final_norm)

@@ -8,19 +8,21 @@ import torch
 from torch import Tensor
 
 from blendrun.engine.decoder import Decoder
+from blendrun.engine.paged_attention import PagedAttention
 from blendrun.errors import BackendError, InputError
 from blendrun.kernels.cpu.attention import CpuAttention
 
 
 @torch.inference_mode()
-def check_deterministic(decoder: Decoder, attention: CpuAttention) -> None:
+def check_deterministic(decoder: Decoder, attention: PagedAttention) -> None:
     """Computes one block in two orders, and one of equal rows; attention is left out.
 
     Raises:
         InputError: attention is plain torch's.
         BackendError: a row's logits depend on its place in the block or on its neighbours.
     """
-    if not attention.has_kernel(decoder.config.head_dim):
+    head_dim = decoder.config.head_dim
+    if not (isinstance(attention, CpuAttention) and attention.has_kernel(head_dim)):
         raise InputError(
             f"--deterministic needs the C++ attention kernel: {attention.backend_reason()}",
             "install g++ or clang++, or leave it out",

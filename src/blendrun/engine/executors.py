@@ -1,8 +1,8 @@
 """Who runs the operators of a step, and in which order.
 
 An executor may run operators at the same time, in any order in which each comes after all that its
-`after` names; the tokens are the same. On a CPU all resources are the same cores: there is nothing
-to gain but where `calibrate` finds an overlap, and the sequential executor is the only one.
+`after` names; the tokens are the same. On a CPU all resources are the same cores, and there is
+nothing to gain: the sequential executor runs there. `overlap_executor.py` has the one for GPUs.
 """
 
 from collections.abc import Sequence

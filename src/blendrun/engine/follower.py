@@ -4,14 +4,14 @@ import torch
 
 from blendrun.engine.decoder import Decoder
 from blendrun.engine.kv_memory import MEMORY, free_bytes
+from blendrun.engine.paged_attention import PagedAttention
 from blendrun.engine.step_inputs import STEP, StepInputs
 from blendrun.engine.step_runner import PAGES, KvPages, StepRunner
 from blendrun.errors import BackendError
-from blendrun.kernels.cpu.attention import CpuAttention
 
 
 @torch.inference_mode()
-def follow(decoder: Decoder, attention: CpuAttention) -> None:
+def follow(decoder: Decoder, attention: PagedAttention) -> None:
     """Compute the steps that the first rank tells, until it is gone.
 
     Raises:

@@ -1,4 +1,4 @@
-"""How fast attention is on this CPU: while prompts are read, for decodes, over shared prefixes.
+"""How fast attention is on a device: while prompts are read, for decodes, over shared prefixes.
 
 Decodes at two context lengths tell apart what reading a token costs and what a sequence costs
 whatever its length; with a prefix that many of them share, what a further sharer costs.
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from blendrun.engine.decoder import Decoder
-from blendrun.engine.stopwatch import seconds_of
-from blendrun.kernels.cpu.attention import CpuAttention
+from blendrun.engine.paged_attention import PagedAttention
+from blendrun.engine.stopwatch import seconds_of, wait_for
 from blendrun.kernels.cpu.shared_prefixes import find_shared_prefixes
 
 PAGE_SIZE = 16
@@ -31,21 +31,21 @@ class AttentionRates:
     shared_flops: float  # FLOP/s of decodes over a prefix that another one reads anyway
 
 
-def measure_attention(decoder: Decoder, attention: CpuAttention) -> AttentionRates:
+def measure_attention(decoder: Decoder, attention: PagedAttention) -> AttentionRates:
     """Measure one layer with the heads of `decoder`. The caller holds `torch.inference_mode`."""
-    config = decoder.config
+    config, wait = decoder.config, wait_for(decoder.device)
     prefill = attention_call(decoder, attention, 1, PREFILL_TOKENS, PREFILL_TOKENS)
     # the causal half of 4 * width * n²
-    prefill_flops = 2 * config.q_size * PREFILL_TOKENS**2 / seconds_of(prefill)
+    prefill_flops = 2 * config.q_size * PREFILL_TOKENS**2 / seconds_of(prefill, wait)
     num_seqs = max(CACHED_TOKENS // LONG, SHARERS)
     token_s, sequence_s = _line(
         *(
-            (n, seconds_of(attention_call(decoder, attention, num_seqs, 1, n)) / num_seqs)
+            (n, seconds_of(attention_call(decoder, attention, num_seqs, 1, n), wait) / num_seqs)
             for n in (SHORT, LONG)
         )
     )
     shared_s = seconds_of(
-        attention_call(decoder, attention, num_seqs, 1, LONG + SHORT, sharers=SHARERS)
+        attention_call(decoder, attention, num_seqs, 1, LONG + SHORT, sharers=SHARERS), wait
     )
     num_read = num_seqs * SHORT + num_seqs // SHARERS * LONG  # tokens, each once
     num_spared = (num_seqs - num_seqs // SHARERS) * LONG
@@ -58,7 +58,7 @@ def measure_attention(decoder: Decoder, attention: CpuAttention) -> AttentionRat
 
 def attention_call(
     decoder: Decoder,
-    attention: CpuAttention,
+    attention: PagedAttention,
     num_seqs: int,
     queries: int,
     context: int,
@@ -75,7 +75,8 @@ def attention_call(
     )
     k_cache.normal_()
     v_cache.normal_()
-    q = torch.randn(num_seqs * queries, config.num_heads, config.head_dim).to(decoder.dtype)
+    q = torch.randn(num_seqs * queries, config.num_heads, config.head_dim)
+    q = q.to(decoder.device, decoder.dtype)
     page_table = torch.randperm(num_seqs * pages, dtype=torch.int32).view(num_seqs, pages)
     lengths = np.full(num_seqs, context, np.int32)
     shared = None

@@ -54,11 +54,16 @@ class Together:
         if not self.overlaps:
             return 1.0
         products, reads = map(statistics.median, (self.products_frac, self.reads_frac))
-        low, high = 1.0, _MOST_EXPONENT
-        while high - low > 1e-3:
-            middle = (low + high) / 2
-            low, high = (middle, high) if products**middle + reads**middle > 1 else (low, middle)
-        return round(low, 2)
+        return exponent_of(products, reads)
+
+
+def exponent_of(products: float, reads: float) -> float:
+    """The q with which products^q + reads^q is 1; at least 1, at most what noise allows to tell."""
+    low, high = 1.0, _MOST_EXPONENT
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        low, high = (middle, high) if products**middle + reads**middle > 1 else (low, middle)
+    return round(low, 2)
 
 
 def measure_together(

@@ -1,4 +1,4 @@
-"""How fast this CPU does what a step is made of: products of a model's shapes, attention, both.
+"""How fast a device does what a step is made of: products of a model's shapes, attention, both.
 
 Products run through the weights of all layers in turn, as in a step, so that they come from memory
 where they do not fit into caches.
@@ -17,9 +17,9 @@ from blendrun.engine.decoder import Decoder
 from blendrun.engine.decoder_weights import ExpertWeights
 from blendrun.engine.measured_attention import AttentionRates, attention_call, measure_attention
 from blendrun.engine.measured_overlap import Together, measure_together
+from blendrun.engine.paged_attention import PagedAttention
 from blendrun.engine.products import linear, shape_of
-from blendrun.engine.stopwatch import MEASURE_S, seconds_of
-from blendrun.kernels.cpu.attention import CpuAttention
+from blendrun.engine.stopwatch import MEASURE_S, seconds_of, wait_for
 
 PRODUCT_TOKENS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
 _ROUNDS = 2
@@ -33,11 +33,11 @@ class MeasuredRates:
     product_flops: tuple[float, ...]  # FLOP/s at these step sizes
     head_flops: tuple[float, ...]  # of the output head, at the first of these sizes
     attention: AttentionRates
-    together: Together | None  # None: one thread cannot do two things
+    together: Together | None  # None: not on a CPU, or one thread cannot do two things
 
 
 def measure_rates(
-    decoder: Decoder, attention: CpuAttention, progress: Callable[[str], None]
+    decoder: Decoder, attention: PagedAttention, progress: Callable[[str], None]
 ) -> MeasuredRates:
     """Measure with the weights of `decoder`. Takes three quarters of a minute on two cores."""
     with torch.inference_mode():
@@ -49,6 +49,8 @@ def measure_rates(
         heads = _all_flops([Alternatives([decoder.weights.head])], few)
         progress("attention")
         rates = measure_attention(decoder, attention)
+        if decoder.device.type != "cpu":
+            return MeasuredRates(PRODUCT_TOKENS, flops, heads, rates, None)
         progress("products and attention at once")
         num_seqs = measured_attention.CACHED_TOKENS // measured_attention.LONG
         reads = attention_call(decoder, attention, num_seqs, 1, measured_attention.LONG)
@@ -86,7 +88,7 @@ def products(weights: Sequence[Alternatives], tokens: int) -> Callable[[], None]
         if num_rows
     ]
     inputs = {
-        size: torch.randn(size).to(calls[0][0].dtype)
+        size: torch.randn(size).to(calls[0][0])
         for size in sorted({(num_rows, shape_of(weight)[1]) for weight, num_rows in calls})
     }
 
@@ -126,4 +128,6 @@ def _all_flops(weights: Sequence[Alternatives], sizes: Sequence[int]) -> tuple[f
 def _flops(weights: Sequence[Alternatives], tokens: int) -> float:
     """FLOP/s of the products."""
     num_params = sum(group.num_params for group in weights)
-    return 2 * tokens * num_params / seconds_of(products(weights, tokens), MEASURE_S / _ROUNDS)
+    wait = wait_for(weights[0].weights[0].device)
+    spent_s = seconds_of(products(weights, tokens), wait, MEASURE_S / _ROUNDS)
+    return 2 * tokens * num_params / spent_s

@@ -19,7 +19,7 @@ from blendrun.cost.cost_model import CostModel
 from blendrun.cost.hardware import HardwareProfile
 from blendrun.data.manifest import read_manifest
 from blendrun.data.results import read_steps
-from blendrun.engine.attempt import RunEvents
+from blendrun.engine.attempt import ModelLoader, RunEvents
 from blendrun.engine.execute import execute_plan
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.schedule.planner import make_plan
@@ -44,10 +44,12 @@ class Overheads:
     unclear: tuple[str, ...] = ()  # those of CAUSES that the steps do not tell from 0
 
 
-def measure_overheads(model: str, settings: ExecuteSettings, cost: CostModel) -> Overheads:
+def measure_overheads(
+    model: str, settings: ExecuteSettings, cost: CostModel, load: ModelLoader | None = None
+) -> Overheads:
     """Run a job of random token ids and fit what its steps take beside products and attention.
 
-    `cost` has the measured rates of products.
+    `cost` has the measured rates of products; `load` gives the model.
     """
     each_s = float(cost.compute_s(np.mean(_PROMPT_TOKENS), np.mean(_OUTPUT_TOKENS)))
     num_requests = int(np.clip(_WALL_S / each_s, 4, _MOST_REQUESTS))
@@ -63,7 +65,7 @@ def measure_overheads(model: str, settings: ExecuteSettings, cost: CostModel) ->
         plan_settings = resolve(PlanSettings, flags | {"hardware": "cpu"}, {}, "calibrate")
         make_plan([str(prompts)], plan_settings, plan, lambda *_: None)
         nothing = RunEvents(lambda *_: None, lambda _: None, lambda _: None)
-        execute_plan(plan, folder / "run", settings, nothing)
+        execute_plan(plan, folder / "run", settings, nothing, load=load)
         return _of_run(folder / "run", cost)
 
 

@@ -7,7 +7,7 @@ model and no tensors.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Resource = Literal["compute", "memory", "network"]
 
@@ -22,6 +22,7 @@ class Operator:
     resource: Resource  # that bounds it
     after: tuple[int, ...]  # places in the step's list of what must have run, all before its own
     run: Callable[[], None]
+    reads: Callable[[], Sequence[Any]] = tuple  # what others have made of the part, when it runs
 
 
 class StepOperators:
@@ -38,18 +39,30 @@ class StepOperators:
         self._attention: dict[int, int] = {}  # place of a layer's last attention
 
     def add(
-        self, name: str, layer: int, part: int, resource: Resource, run: Callable[[], None]
+        self,
+        name: str,
+        layer: int,
+        part: int,
+        resource: Resource,
+        run: Callable[[], None],
+        reads: Callable[[], Sequence[Any]] = tuple,
     ) -> None:
         """An operator that needs what its part has done so far, and nothing else."""
-        self._add(name, layer, part, resource, run, self._last.get(part))
+        after = (self._last.get(part),)
+        self._add(name, layer, part, resource, run, reads, *after)
 
     def add_attention(
-        self, layer: int, part: int, resource: Resource, run: Callable[[], None]
+        self,
+        layer: int,
+        part: int,
+        resource: Resource,
+        run: Callable[[], None],
+        reads: Callable[[], Sequence[Any]] = tuple,
     ) -> None:
         """One that writes K and V, then reads those of all parts up to its own."""
-        before = self._attention.get(layer)
+        after = (self._last.get(part), self._attention.get(layer))
         self._attention[layer] = len(self._operators)
-        self._add("attention", layer, part, resource, run, self._last.get(part), before)
+        self._add("attention", layer, part, resource, run, reads, *after)
 
     def _add(
         self,
@@ -58,11 +71,12 @@ class StepOperators:
         part: int,
         resource: Resource,
         run: Callable[[], None],
+        reads: Callable[[], Sequence[Any]],
         *after: int | None,
     ) -> None:
         needed = tuple(place for place in after if place is not None)
         self._last[part] = len(self._operators)
-        self._operators.append(Operator(name, layer, part, resource, needed, run))
+        self._operators.append(Operator(name, layer, part, resource, needed, run, reads))
 
     def all(self) -> Sequence[Operator]:
         return self._operators

@@ -19,6 +19,11 @@ class ExecuteSettings:
     tp: int | None = None  # tensor-parallel ranks; None: as many as the plan says
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"  # of weights and KV
     load_format: Literal["safetensors", "dummy"] = "safetensors"  # dummy: random, without files
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU, where torch sees one
+    attention: Literal["auto", "flashinfer", "triton", "torch"] = "auto"
+    pod: bool = False  # prefill and decode attention of a step in one launch (POD-Attention)
+    # of a step's parts on a GPU; auto: where its hardware profile says that it gains
+    overlap: Literal["auto", "on", "off"] = "auto"
     # bytes of each rank; None: what the job needs, all ranks at most 60 % of free memory
     kv_memory: int | None = None
     page_size: int = 16  # tokens

@@ -33,6 +33,29 @@ class StepInputs:
     whole: Int32  # of the R rows, those whose logits the first rank needs whole
     scored: Int32  # [Q] tokens whose logits score a prompt
 
+    def part(self, first: int, last: int) -> "StepInputs":
+        """Sequences [first, last) alone, with numbers of their own; no pages are copied."""
+        bounds = np.concatenate([[0], np.cumsum(self.num_tokens)])
+        begin, end = int(bounds[first]), int(bounds[last])
+        written = (self.token_idx >= begin) & (self.token_idx < end)
+        chosen = (self.order >= first) & (self.order < last)
+        none = np.zeros(0, np.int32)
+        return StepInputs(
+            slot=self.slot[written],
+            token_idx=self.token_idx[written] - np.int32(begin),
+            copy_from=none,
+            copy_to=none,
+            token_ids=self.token_ids[begin:end],
+            positions=self.positions[begin:end],
+            num_tokens=self.num_tokens[first:last],
+            context_len=self.context_len[first:last],
+            page_table=self.page_table[first:last],
+            order=self.order[chosen] - np.int32(first),
+            drawn=_within(self.drawn, begin, end),
+            whole=none,  # numbers rows of the whole step
+            scored=_within(self.scored, begin, end),
+        )
+
     def message(self) -> Message:
         """For the other ranks."""
         arrays = [getattr(self, f.name) for f in fields(self)]
@@ -51,3 +74,7 @@ class StepInputs:
         arrays["slot"] = arrays["slot"].view(np.int64)  # the first, so that it is aligned
         arrays["page_table"] = arrays["page_table"].reshape(sizes["num_tokens"], -1)
         return cls(**arrays)
+
+
+def _within(tokens: Int32, begin: int, end: int) -> Int32:
+    return tokens[(tokens >= begin) & (tokens < end)] - np.int32(begin)

@@ -25,3 +25,8 @@ class StepPart:
     hidden: Tensor = field(init=False)  # [T, H] the residual stream
     branch: Tensor | None = field(init=False)  # [T, H] what it still lacks; the next norm adds it
     x: Tensor = field(init=False)  # what the next operator reads; at the end [R, H], normalised
+
+    def made(self) -> tuple[Tensor, ...]:
+        """What operators have left here so far."""
+        names = ("x", "hidden", "cos", "sin")
+        return tuple(getattr(self, name) for name in names if hasattr(self, name))

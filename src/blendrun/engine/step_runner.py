@@ -4,9 +4,9 @@ What the step is, somebody else has decided, and who owns a page, too; the same 
 rank of a tensor-parallel group, and on one alone.
 """
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -14,17 +14,22 @@ import torch
 from torch import Tensor
 
 from blendrun.engine.decoder import Decoder
+from blendrun.engine.executors import Executor
+from blendrun.engine.layer_clock import layer_clock
+from blendrun.engine.overlap import Overlap
+from blendrun.engine.paged_attention import PagedAttention, StepReads, StepWrites
 from blendrun.engine.sampler import Sampled
+from blendrun.engine.step_cuts import bounding_resource
 from blendrun.engine.step_inputs import StepInputs
+from blendrun.engine.step_part import StepPart
 from blendrun.engine.tensor_group import Message
 from blendrun.engine.vocab_shards import best_tokens, whole_logits
-from blendrun.kernels.cpu.attention import AttentionPlan, CpuAttention
-from blendrun.kernels.cpu.rotary import rotate_and_write
 from blendrun.kernels.cpu.rotation import Rotation
 from blendrun.kernels.cpu.shared_prefixes import find_shared_prefixes
+from blendrun.tree.prefix_tree import Int32, Int64
 
 PAGES = 2  # kind of message
-_DRAWN_AT_ONCE = 256  # rows; their logits are still in the caches when the best is looked for
+DRAWN_AT_ONCE = 256  # rows; their logits are still in the caches when the best is looked for
 _SCORED_AT_ONCE = 64  # prompt positions; bounds their logits: 64 rows of 150 K tokens are 38 MB
 
 
@@ -59,9 +64,17 @@ class NextTokens(NamedTuple):
 class StepRunner:
     """Holds the KV tensors of its heads."""
 
-    def __init__(self, decoder: Decoder, attention: CpuAttention, pages: KvPages) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        attention: PagedAttention,
+        pages: KvPages,
+        overlap: Overlap | None = None,
+    ) -> None:
+        """`overlap`: divides steps into parts; None: they stay whole."""
+        self._overlap = overlap
         config = decoder.config
-        self.attention_s = 0.0  # attention and KV writes, of the last step
+        self._clock = layer_clock(decoder.device)  # of attention and KV writes
         self._decoder, self._attention, self._pages = decoder, attention, pages
         self._k_cache, self._v_cache = attention.alloc_kv_cache(
             config.num_layers,
@@ -72,29 +85,68 @@ class StepRunner:
             decoder.dtype,
         )
 
+    @property
+    def attention_s(self) -> float:
+        """Attention and KV writes of the last step; waits for the device to be through."""
+        return self._clock.seconds()
+
     def forward(self, step: StepInputs) -> tuple[Tensor, Tensor]:
         """Hidden states [R, H] for the draws and [Q, H] for the scores of prompts."""
-        self.attention_s = 0.0
-        rows = np.concatenate([step.drawn, step.scored]).astype(np.int64)
-        hidden = self._decoder.forward(
-            torch.from_numpy(step.token_ids.astype(np.int64)),
-            torch.from_numpy(step.positions.astype(np.int64)),
-            self._attend(step),
-            torch.from_numpy(rows),
-        )
+        self._clock.reset()
+        if len(step.copy_from):
+            self._attention.copy_pages(
+                self._k_cache,
+                self._v_cache,
+                torch.from_numpy(step.copy_from),
+                torch.from_numpy(step.copy_to),
+            )
+        divided = None
+        if self._overlap is not None:
+            divided = self._overlap.divide(step.num_tokens, step.context_len)
+        if divided is None:
+            tokens = (self._indices(step.token_ids), self._indices(step.positions))
+            hidden = self._decoder.forward(*tokens, self._attend(step), self._indices(_rows(step)))
+        else:
+            hidden = self._in_parts(step, *divided)
         return hidden[: len(step.drawn)], hidden[len(step.drawn) :]
+
+    def _in_parts(self, step: StepInputs, bounds: Int64, executor: Executor) -> Tensor:
+        """As a whole step's `Decoder.forward`."""
+        parts = []
+        for number, (first, last) in enumerate(pairwise(bounds.tolist())):
+            own = step.part(first, last)
+            parts.append(
+                StepPart(
+                    self._indices(own.token_ids),
+                    self._indices(own.positions),
+                    self._attend(own, number),
+                    self._indices(_rows(own)),
+                    bounding_resource(own.num_tokens),
+                )
+            )
+        hidden = self._decoder.forward_parts(parts, executor)
+        # rows come part by part, in each of them those to draw first
+        begin = np.concatenate([[0], np.cumsum(step.num_tokens)])[bounds[:-1]]
+        part = np.searchsorted(begin, _rows(step), side="right")
+        place = np.argsort(part, kind="stable")
+        return hidden if (place[1:] > place[:-1]).all() else hidden[self._indices(_inverse(place))]
+
+    def _indices(self, values: Int32 | Int64) -> Tensor:
+        """int64, on the device."""
+        return torch.from_numpy(values.astype(np.int64)).to(self._decoder.device)
 
     def next_tokens(self, hidden: Tensor, step: StepInputs) -> NextTokens:
         """What comes next after the R tokens whose hidden states these are."""
         best: list[Sampled | None] = []
         whole: list[Tensor | None] = []
         vocab_size, group = self._decoder.config.vocab_size, self._decoder.group
-        for start in range(0, len(hidden), _DRAWN_AT_ONCE):
-            logits = self._decoder.logits(hidden[start : start + _DRAWN_AT_ONCE])
+        for start in range(0, len(hidden), DRAWN_AT_ONCE):
+            logits = self._decoder.logits(hidden[start : start + DRAWN_AT_ONCE])
             best.append(best_tokens(logits, vocab_size, group))
             low, high = np.searchsorted(step.whole, [start, start + len(logits)])
             if high > low:
                 rows = torch.from_numpy(step.whole[low:high].astype(np.int64) - start)
+                rows = rows.to(logits.device)
                 chosen = logits if len(rows) == len(logits) else logits[rows]
                 whole.append(whole_logits(chosen, vocab_size, group))
         return NextTokens(_all_tokens(best), _all_rows(whole))
@@ -109,14 +161,7 @@ class StepRunner:
             vocab_size = self._decoder.config.vocab_size
             yield start, whole_logits(logits, vocab_size, self._decoder.group)
 
-    def _attend(self, step: StepInputs) -> "_Attend":
-        if len(step.copy_from):
-            self._attention.copy_pages(
-                self._k_cache,
-                self._v_cache,
-                torch.from_numpy(step.copy_from),
-                torch.from_numpy(step.copy_to),
-            )
+    def _attend(self, step: StepInputs, part: int = 0) -> "_Attend":
         config, shared = self._decoder.config, None
         if self._pages.share_reads:
             shared = find_shared_prefixes(
@@ -126,6 +171,7 @@ class StepRunner:
                 step.context_len,
                 self._pages.page_size,
                 config.num_heads // config.num_kv_heads,
+                self._attention.prefix_cost_len,
             )
         indptr = np.concatenate([[0], np.cumsum(step.num_tokens)]).astype(np.int32)
         plan = self._attention.plan(
@@ -137,19 +183,34 @@ class StepRunner:
             config.head_dim**-0.5,
             shared,
             may_split=self._pages.may_split,
+            part=part,
         )
-        return _Attend(self, torch.from_numpy(step.token_idx), torch.from_numpy(step.slot), plan)
+        writes = self._attention.plan_writes(
+            torch.from_numpy(step.token_idx), torch.from_numpy(step.slot)
+        )
+        return _Attend(self, writes, plan)
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, step: "_Attend"
     ) -> Tensor:
         """Turn q and k, write K and V of the step's tokens, then attend; [T, num_heads, D]."""
-        begin = time.perf_counter()
+        self._clock.begin()
         k_cache, v_cache = self._k_cache[layer], self._v_cache[layer]
-        rotate_and_write(q, k, v, rotation, k_cache, v_cache, step.token_idx, step.slots)
+        step.writes.run(q, k, v, rotation, k_cache, v_cache)
         out = step.plan.run(q, k_cache, v_cache)
-        self.attention_s += time.perf_counter() - begin
+        self._clock.end()
         return out
+
+
+def _rows(step: StepInputs) -> Int32:
+    """Tokens that need logits: those to draw after, then those that score."""
+    return np.concatenate([step.drawn, step.scored])
+
+
+def _inverse(order: Int64) -> Int64:
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    return places
 
 
 def _all_tokens(parts: list[Sampled | None]) -> Sampled | None:
@@ -168,9 +229,8 @@ class _Attend:
     """A step's attention, planned once and run by every layer."""
 
     runner: StepRunner
-    token_idx: Tensor  # int32 [W]
-    slots: Tensor  # int64 [W]
-    plan: AttentionPlan
+    writes: StepWrites
+    plan: StepReads
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
         return self.runner.attend(layer, q, k, v, rotation, self)

@@ -1,21 +1,48 @@
-"""How long a call takes, when it is made again and again."""
+"""How long a call takes, when it is made again and again, on a CPU or on a device behind it."""
 
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
+
+import torch
 
 LEAST_CALLS, MEASURE_S = 3, 1.0  # for each figure
+_BATCH_S = 0.01  # of calls between two waits for a device: then what waiting costs is little
+
+Wait = Callable[[], object]  # until a device is through with all that it was given
 
 
-def seconds_of(work: Callable[[], object], measure_s: float = MEASURE_S) -> float:
-    """Median time of a call, of as many as take `measure_s`, after one that warms up."""
+def wait_for(device: torch.device) -> Wait | None:
+    """None: the device is through when a call returns."""
+    return None if device.type == "cpu" else partial(torch.cuda.synchronize, device)
+
+
+def seconds_of(
+    work: Callable[[], object], wait: Wait | None = None, measure_s: float | None = None
+) -> float:
+    """Median time of a call, after some that warm up; measured for `measure_s`, or MEASURE_S."""
+    measure_s = MEASURE_S if measure_s is None else measure_s
     work()
+    number = 1
+    if wait is not None:
+        while _batch_s(work, wait, number) < _BATCH_S and number < 1024:
+            number *= 2
     seconds: list[float] = []
-    while len(seconds) < LEAST_CALLS or sum(seconds) < measure_s:
-        begin = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - begin)
+    while len(seconds) < LEAST_CALLS or number * sum(seconds) < measure_s:
+        seconds.append(_batch_s(work, wait, number) / number)
     return statistics.median(seconds)
+
+
+def _batch_s(work: Callable[[], object], wait: Wait | None, number: int) -> float:
+    if wait is not None:
+        wait()
+    begin = time.perf_counter()
+    for _ in range(number):
+        work()
+    if wait is not None:
+        wait()
+    return time.perf_counter() - begin
 
 
 def calls_per_s(work: Callable[[], object], seconds: float) -> float:

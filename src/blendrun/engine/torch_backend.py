@@ -16,13 +16,14 @@ from blendrun.engine.drawing import Drawn, TokenDrawer
 from blendrun.engine.generations import Generations
 from blendrun.engine.guides import Guides
 from blendrun.engine.logprobs import joined, logprobs
+from blendrun.engine.overlap import Overlap
+from blendrun.engine.paged_attention import PagedAttention
 from blendrun.engine.prefix_cache import PrefixCache
 from blendrun.engine.prompt_scores import PromptScores, Wanted
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.step_inputs import StepInputs
 from blendrun.engine.step_result import StepResult
 from blendrun.engine.step_runner import KvPages, StepRunner
-from blendrun.kernels.cpu.attention import CpuAttention
 from blendrun.schedule.batch import Batch
 from blendrun.tree.prefix_tree import Int32
 
@@ -33,7 +34,7 @@ class TorchBackend:
     def __init__(
         self,
         decoder: Decoder,
-        attention: CpuAttention,
+        attention: PagedAttention,
         requests: EngineRequests,
         generations: Generations,
         scores: PromptScores,
@@ -42,8 +43,9 @@ class TorchBackend:
         *,
         share_reads: bool,
         may_split: bool,
+        overlap: Overlap | None = None,
     ) -> None:
-        """`share_reads`, `may_split`: see `KvPages`."""
+        """`share_reads`, `may_split`: see `KvPages`; `overlap`: see `StepRunner`."""
         self._group = decoder.group
         self._generations, self._cache = generations, cache
         # requests that share prefixes are neighbours here
@@ -52,7 +54,7 @@ class TorchBackend:
         self._drawer = TokenDrawer(requests, generations, guides)
         pages = KvPages(cache.num_pages, cache.page_size, share_reads, may_split)
         self._group.tell(pages.message())
-        self._runner = StepRunner(decoder, attention, pages)
+        self._runner = StepRunner(decoder, attention, pages, overlap)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> StepResult:
@@ -78,7 +80,7 @@ class TorchBackend:
             drawn.token_ids,
             drawn.bad,
             attention_s,
-            middle - begin - attention_s,
+            max(middle - begin - attention_s, 0.0),  # parts attend beside products
             end - middle,
             drawn.logprobs,
         )

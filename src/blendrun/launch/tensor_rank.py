@@ -8,12 +8,11 @@ from pathlib import Path
 import torch
 
 from blendrun.cost.tensor_shards import Shard
-from blendrun.engine.assembly import load_decoder
+from blendrun.engine.assembly import checked_compute, load_decoder
 from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.follower import follow
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.errors import BlendrunError
-from blendrun.kernels.cpu.attention import CpuAttention
 from blendrun.launch.child import end_with
 from blendrun.launch.rendezvous import Meeting, join
 
@@ -37,10 +36,10 @@ def run_rank(job: RankJob, first: Connection) -> None:
     try:
         first.send(STARTED)
         group = join(job.shard, job.meeting, torch.device("cpu"))
-        attention = CpuAttention()
-        decoder = load_decoder(job.folder, job.config, job.settings, attention, group)
+        compute = checked_compute(job.config, job.settings)
+        decoder = load_decoder(job.folder, job.config, job.settings, compute, group)
         first.send(READY)
-        follow(decoder, attention)
+        follow(decoder, compute.attention)
     except BlendrunError as error:
         first.send(error.message)
         sys.exit(1)

@@ -9,11 +9,13 @@ from blendrun.data.answer_keys import read_keys
 from blendrun.data.results import RankJournal
 from blendrun.data.unfinished import read_unfinished
 from blendrun.engine.assembly import RankShare, assemble, find_model
+from blendrun.engine.compute import takes_gpu
 from blendrun.engine.deadline import Deadline
 from blendrun.engine.kv_memory import free_bytes
 from blendrun.engine.loop import RunLoop
 from blendrun.engine.policy import with_policy
 from blendrun.engine.requests import EngineRequests
+from blendrun.errors import InputError
 from blendrun.launch.messages import OpenWindow, Running
 from blendrun.launch.rank_feed import RankFeed
 from blendrun.launch.tensor_group import load_model
@@ -28,6 +30,8 @@ class TorchEngine:
         self._job = job
         self._plan, _ = read_header(job.plan_path)
         self._deadline = Deadline(job.command_begin_s, job.settings.time_limit_s)
+        if takes_gpu(job.settings.device):
+            raise InputError("ranks of a launcher are for CPUs so far", "--dp 1, or --device cpu")
         files = find_model(self._plan, job.settings)
         self._model = load_model(files, job.settings)
         self._keys = read_keys(job.run_dir)

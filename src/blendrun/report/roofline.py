@@ -18,6 +18,7 @@ def plot_roofline(profile: HardwareProfile, path: Path) -> None:
     rates = np.array(profile.gemm_flops) / GIGA
     best = profile.effective_flops / GIGA
     full = next(n for n, r in zip(profile.gemm_tokens, rates, strict=True) if r >= 0.9 * best)
+    cores = "" if profile.cores is None else f", {profile.cores} cores"
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
     reach = np.geomspace(0.5, 2 * intensity[-1], 100)
@@ -53,7 +54,7 @@ def plot_roofline(profile: HardwareProfile, path: Path) -> None:
     axes.set_xlabel("FLOP per byte of weights or KV (bf16 products: tokens of the step)")
     axes.set_ylabel("GFLOP/s")
     axes.set_title(
-        f"{profile.processor or profile.name}, {profile.cores} cores: "
+        f"{profile.processor or profile.name}{cores}: "
         f"steps are full from {full} tokens on\nmeasured with {profile.model}"
     )
     axes.grid(visible=True, which="both", alpha=0.2)

@@ -1,0 +1,1 @@
+"""One command that settles on a GPU what was built and tested without one: `make gpu-check`."""

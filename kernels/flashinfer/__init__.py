@@ -1,0 +1,1 @@
+"""Attention, norms, rotary embedding and activation through FlashInfer."""

@@ -1,0 +1,1 @@
+"""Paged attention for devices in index arrays that FlashInfer and Triton kernels take alike."""

@@ -1,0 +1,137 @@
+"""What computes a model: a device, its attention and its other kernels, and why these.
+
+Only what is chosen here knows one device from another; a step is the same everywhere.
+"""
+
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Literal
+
+import torch
+
+from blendrun.engine.cuda_lanes import CudaLaneMaker
+from blendrun.engine.elementwise import PLAIN, Elementwise
+from blendrun.engine.overlap import LaneMaker
+from blendrun.engine.paged_attention import PagedAttention
+from blendrun.errors import InputError
+from blendrun.kernels.cpu.attention import CpuAttention
+from blendrun.kernels.cpu.library import load_all
+from blendrun.kernels.flashinfer.attention import FlashInferAttention
+from blendrun.kernels.flashinfer.elementwise import FlashInferElementwise
+from blendrun.kernels.flashinfer.library import FlashInfer, find_flashinfer, why_not
+from blendrun.kernels.paged.torch_attention import TorchAttention
+
+DeviceName = Literal["auto", "cpu", "cuda"]
+AttentionName = Literal["auto", "flashinfer", "triton", "torch"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compute:
+    device: torch.device
+    attention: PagedAttention
+    elementwise: Elementwise
+    kernels: dict[str, str]  # by noun, in one line: what runs beside attention, and why
+    lanes: LaneMaker | None = None  # for parts of steps at the same time; None: it cannot
+
+
+def takes_gpu(wanted: DeviceName) -> bool:
+    """Whether a model runs on the GPU.
+
+    Raises:
+        InputError: a GPU is asked for, and torch sees none.
+    """
+    if wanted == "auto":
+        return torch.cuda.is_available()
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise InputError(
+            "--device cuda: torch sees no GPU",
+            "install torch with CUDA and a driver that it can use, or leave --device out",
+        )
+    return wanted == "cuda"
+
+
+def choose_compute(
+    device: DeviceName, attention: AttentionName, head_dim: int, dtype: torch.dtype, pod: bool
+) -> Compute:
+    """What is asked for, or the best that is there.
+
+    `pod`: prefill and decode attention of a step in one launch.
+
+    Raises:
+        InputError: what is asked for cannot be had.
+    """
+    if not takes_gpu(device):
+        if pod or attention not in ("auto", "torch"):
+            raise InputError(f"--{'pod' if pod else f'attention {attention}'} is for GPUs")
+        return Compute(
+            torch.device("cpu"),
+            CpuAttention("torch" if attention == "torch" else None),
+            PLAIN,
+            load_all(),
+        )
+    gpu = torch.device("cuda", torch.cuda.current_device())
+    library, reason = find_flashinfer()
+    problem = reason if library is None else why_not(head_dim, dtype)
+    if library is not None and problem is None and attention in ("auto", "flashinfer"):
+        return flashinfer_compute(library, gpu, reason, pod=pod)
+    if attention == "flashinfer" or pod:
+        what = "--pod" if pod else "--attention flashinfer"
+        raise InputError(f"{what}: {problem or 'another attention was asked for'}")
+    if attention == "torch":
+        return torch_compute(gpu, "plain torch was asked for")
+    version = _triton_version()
+    if version is not None:
+        why = "it was asked for" if attention == "triton" else problem
+        return triton_compute(gpu, f"Triton {version}: {why}")
+    if attention == "triton":
+        raise InputError("--attention triton: Triton is not installed", "pip install triton")
+    return torch_compute(gpu, f"plain torch, which is slow: {problem}, and there is no Triton")
+
+
+def _triton_version() -> str | None:
+    if find_spec("triton") is None:
+        return None
+    return str(import_module("triton").__version__)
+
+
+def flashinfer_compute(
+    library: FlashInfer, device: torch.device, reason: str, *, pod: bool = False
+) -> Compute:
+    """All kernels from FlashInfer, or from a module like it."""
+    attention = FlashInferAttention(library, device, reason, fused=pod)
+    elementwise = FlashInferElementwise(library)
+    names = ("rms_norm", "rotary", "silu_mul")
+    kernels = dict.fromkeys(names, reason) | {"argmax": f"torch on {device.type}"}
+    return Compute(device, attention, elementwise, kernels, _lanes(device))
+
+
+def torch_compute(device: torch.device, reason: str) -> Compute:
+    names = ("argmax", "rms_norm", "rotary", "silu_mul")
+    kernels = dict.fromkeys(names, f"torch on {device.type}")
+    return Compute(device, TorchAttention(device, reason), PLAIN, kernels, _lanes(device))
+
+
+def others_beside(compute: Compute) -> dict[str, PagedAttention]:
+    """What a device's attention is checked against, by name: plain torch, and our own kernels."""
+    others: dict[str, PagedAttention] = {"plain torch": TorchAttention(compute.device)}
+    if compute.attention.backend == "flashinfer" and _triton_version() is not None:
+        others["Triton"] = triton_compute(compute.device, "to compare").attention
+    return others
+
+
+def triton_compute(device: torch.device, reason: str) -> Compute:
+    """Our Triton kernels, which are imported here and nowhere else."""
+    module = import_module("blendrun.kernels.paged.triton_attention")
+    kernels = dict.fromkeys(("rms_norm", "rotary", "silu_mul"), reason)
+    return Compute(
+        device,
+        module.TritonAttention(device, reason),
+        module.TritonElementwise(),
+        kernels | {"argmax": f"torch on {device.type}"},
+        _lanes(device),
+    )
+
+
+def _lanes(device: torch.device) -> LaneMaker | None:
+    return CudaLaneMaker(device) if device.type == "cuda" else None

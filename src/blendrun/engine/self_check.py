@@ -1,0 +1,183 @@
+"""A short check of a device's kernels at their first use: another path must compute the same.
+
+Random sequences of the model's shape: prefill chunks, decodes, and some that share prefixes. Takes
+about two seconds, without the time in which a library compiles its kernels.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from blendrun.engine.compute import Compute
+from blendrun.engine.decoder_config import DecoderConfig
+from blendrun.engine.elementwise import PLAIN, Elementwise
+from blendrun.engine.paged_attention import PagedAttention
+from blendrun.engine.rope import cos_sin
+from blendrun.errors import BackendError
+from blendrun.kernels.cpu.rotation import Rotation
+from blendrun.kernels.cpu.shared_prefixes import find_shared_prefixes
+
+# (rows of q, context, whole pages shared with the first sequence), 16 tokens to a page
+_PAGE_SIZE = 16
+_SEQUENCES = (
+    *((1, 161, 9), (1, 150, 9), (1, 147, 6), (3, 130, 6), (1, 129, 6)),
+    *((1, 1, 0), (1, 16, 0), (1, 17, 0), (1, 1000, 0)),
+    *((40, 40, 0), (7, 300, 0), (17, 33, 0)),
+)
+_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+
+
+@torch.inference_mode()
+def check_compute(
+    compute: Compute,
+    others: Mapping[str, PagedAttention],
+    config: DecoderConfig,
+    dtype: torch.dtype,
+) -> None:
+    """Hold `compute` against `others`, by name, on the same device.
+
+    Raises:
+        BackendError: they differ, or a kernel fails; names the path.
+    """
+    name = compute.attention.backend
+    problem = _Problem(config, dtype, compute.device)
+    alone, shared = (problem.attention(name, compute.attention, shares) for shares in (False, True))
+    for other, attention in others.items():
+        expected = problem.attention(other, attention, False)
+        for what, found in (("", alone), (" over shared prefixes", shared)):
+            words = f"{name} attention{what} and {other}"
+            _compare(name, words, found, expected, _TOLERANCE[dtype])
+    rows = problem.elementwise(name, compute.elementwise)
+    for what, expected in problem.elementwise("plain torch", PLAIN).items():
+        _compare(name, f"{what} and plain torch", rows[what], expected, _TOLERANCE[dtype])
+
+
+def _compare(path: str, what: str, found: Tensor, expected: Tensor, tolerance: float) -> None:
+    error = (found.double() - expected.double()).norm(dim=-1) / expected.double().norm(dim=-1)
+    worst = float(error.max())
+    if not worst <= tolerance:  # also where it is not a number
+        raise _refusal(path, f"{what} differ by {worst:.1e}, more than {tolerance:.0e}")
+
+
+def _refusal(path: str, problem: str) -> BackendError:
+    return BackendError(
+        f"the self-check of the {path} path on this device failed: {problem}",
+        "take another --attention, or --device cpu",
+    )
+
+
+@contextmanager
+def _refusing(path: str) -> Iterator[None]:
+    """A kernel that fails is a refusal."""
+    try:
+        yield
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise _refusal(path, f"it fails: {error}") from error
+
+
+class _Problem:
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self._config, self._dtype, self._device = config, dtype, device
+        self._random = torch.Generator().manual_seed(0)
+        rows, context, _ = np.array(_SEQUENCES, np.int32).T
+        self._rows, self._context = rows, context
+        self._page_table, self._slot = _pages()
+        num_tokens = len(self._slot)  # K and V of all that is read, each page once
+        head_dim = config.head_dim
+        frequencies = 1e4 ** (-torch.arange(0, head_dim, 2) / head_dim)
+        cos, sin = cos_sin(torch.arange(num_tokens) % 4096, frequencies, 1.0)
+        norms = [self._normal(head_dim) + 1 if config.qk_norm else None for _ in "qk"]
+        angles = (cos.to(device), sin.to(device))
+        self._rotation = Rotation(*angles, norms[0], norms[1], config.rms_eps)
+        self._heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+        self._written = self._normal(num_tokens, sum(self._heads), head_dim)
+        self._q = self._normal(int(rows.sum()), config.num_heads, head_dim)
+
+    def _normal(self, *shape: int) -> Tensor:
+        values = torch.randn(shape, generator=self._random)
+        return values.to(self._dtype).to(self._device)
+
+    def attention(self, name: str, attention: PagedAttention, shares: bool) -> Tensor:
+        """[T, Hq * D] of one layer, after its K and V were turned and written."""
+        with _refusing(name):
+            return self._attention(attention, shares)
+
+    def elementwise(self, name: str, kernels: Elementwise) -> dict[str, Tensor]:
+        """By what it is, rows of values."""
+        with _refusing(name):
+            return self._elementwise(kernels)
+
+    def _attention(self, attention: PagedAttention, shares: bool) -> Tensor:
+        config = self._config
+        caches = attention.alloc_kv_cache(
+            1,
+            int(self._page_table.max()) + 1,
+            _PAGE_SIZE,
+            config.num_kv_heads,
+            config.head_dim,
+            self._dtype,
+        )
+        k_cache, v_cache = (cache[0] for cache in caches)
+        tokens = torch.arange(len(self._slot), dtype=torch.int32)
+        writes = attention.plan_writes(tokens, torch.from_numpy(self._slot))
+        q, k, v = torch.split(self._written.clone(), self._heads, dim=1)  # as in a decoder
+        writes.run(q, k, v, self._rotation, k_cache, v_cache)
+        shared = None
+        if shares:
+            shared = find_shared_prefixes(
+                np.arange(len(self._rows), dtype=np.int32),
+                self._page_table,
+                self._rows,
+                self._context,
+                _PAGE_SIZE,
+                config.num_heads // config.num_kv_heads,
+                cost_len=0,
+            )
+        plan = attention.plan(
+            k_cache,
+            config.num_heads,
+            torch.from_numpy(np.concatenate([[0], np.cumsum(self._rows)]).astype(np.int32)),
+            torch.from_numpy(self._context),
+            torch.from_numpy(self._page_table),
+            config.head_dim**-0.5,
+            shared,
+        )
+        # what was turned is read, too
+        turned = q.flatten(1)[: len(self._q)]
+        return torch.cat([plan.run(self._q.clone(), k_cache, v_cache).flatten(1), turned])
+
+    def _elementwise(self, kernels: Elementwise) -> dict[str, Tensor]:
+        random = torch.Generator().manual_seed(1)
+        hidden, branch, gate_up = (
+            torch.randn(shape, generator=random).to(self._dtype).to(self._device)
+            for shape in ((9, 256), (9, 256), (9, 512))
+        )
+        weight = torch.linspace(0.5, 1.5, 256).to(self._dtype).to(self._device)
+        normed = kernels.add_rms_norm(hidden.clone(), None, weight, 1e-5)
+        added = hidden.clone()
+        both = kernels.add_rms_norm(added, branch.clone(), weight, 1e-5)
+        return {
+            "the norms": torch.cat([normed, both, added]),
+            "the activations": kernels.silu_mul(gate_up),
+        }
+
+
+def _pages() -> tuple[np.ndarray, np.ndarray]:
+    """Page table [S, max_pages] of the sequences, pages in random order; all their slots, [W]."""
+    counts = [-(-context // _PAGE_SIZE) for _, context, _ in _SEQUENCES]
+    free = np.random.default_rng(0).permutation(sum(counts)).astype(np.int32)
+    table = np.zeros((len(counts), max(counts)), np.int32)
+    slots, start = [], 0
+    for row, (count, (_, _, num_shared)) in enumerate(zip(counts, _SEQUENCES, strict=True)):
+        own = num_shared if row else 0
+        table[row, :own] = table[0, :own]
+        table[row, own:count] = free[start + own : start + count]
+        written = table[row, own:count]
+        slots.append(
+            (written[:, None].astype(np.int64) * _PAGE_SIZE + np.arange(_PAGE_SIZE)).ravel()
+        )
+        start += count
+    return table, np.concatenate(slots)

@@ -1,0 +1,85 @@
+"""The check of a device's kernels at their first use."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import flashinfer_stand_in
+from blendrun.engine import self_check
+from blendrun.engine.compute import triton_compute
+from blendrun.engine.self_check import check_compute
+from blendrun.errors import BackendError
+from blendrun.kernels.paged.torch_attention import TorchAttention
+from flashinfer_stand_in import ContractError
+from tiny_devices import CPU, stand_in_compute
+from tiny_models import tiny_config
+from tiny_plants import PLANTS
+
+OTHERS = {"plain torch": TorchAttention(CPU)}
+
+
+def check(
+    library: Any = flashinfer_stand_in, dtype: torch.dtype = torch.float32, **how: Any
+) -> None:
+    check_compute(stand_in_compute(library, **how), OTHERS, tiny_config(head_dim=64), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("pod", [False, True], ids=["two launches", "pod"])
+def test_right_kernels_pass(dtype: torch.dtype, pod: bool):
+    check(dtype=dtype, pod=pod)
+
+
+def test_our_triton_kernels_pass(monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("triton")
+    few = ((1, 49, 2), (1, 40, 2), (3, 37, 1), (1, 17, 0), (9, 20, 0))  # the interpreter is slow
+    monkeypatch.setattr(self_check, "_SEQUENCES", few)
+    check_compute(triton_compute(CPU, "interpreted"), OTHERS, tiny_config(), torch.float32)
+
+
+@pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS)
+def test_a_planted_error_in_an_index_array_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+):
+    plant(monkeypatch)
+    with pytest.raises((BackendError, ContractError)):
+        check()
+
+
+@pytest.mark.parametrize(
+    "name", ["rmsnorm", "fused_add_rmsnorm", "silu_and_mul", "append_paged_kv_cache"]
+)
+def test_a_kernel_that_does_nothing_right_is_found(name: str):
+    names = {n: getattr(flashinfer_stand_in, n) for n in flashinfer_stand_in.__all__}
+
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        del kwargs
+        return torch.zeros_like(args[0][..., : args[0].shape[-1] // 2])
+
+    with pytest.raises(BackendError, match="self-check of the flashinfer path"):
+        check(SimpleNamespace(**names | {name: wrong}))
+
+
+def test_a_rotation_the_other_way_round_is_found():
+    names = {n: getattr(flashinfer_stand_in, n) for n in flashinfer_stand_in.__all__}
+
+    def wrong(rows: Any, q: Any, k: Any, head_dim: int, angles: Any) -> None:
+        cos, sin = angles.chunk(2, dim=-1)
+        other = torch.cat([cos, -sin], dim=-1)
+        flashinfer_stand_in.apply_rope_with_cos_sin_cache_inplace(rows, q, k, head_dim, other)
+
+    with pytest.raises(BackendError, match="plain torch differ"):
+        check(SimpleNamespace(**names | {"apply_rope_with_cos_sin_cache_inplace": wrong}))
+
+
+def test_a_kernel_that_fails_is_a_refusal_with_its_words():
+    names = {n: getattr(flashinfer_stand_in, n) for n in flashinfer_stand_in.__all__}
+
+    def failing(*_: Any) -> None:
+        raise RuntimeError("no kernel image is available")
+
+    with pytest.raises(BackendError, match="no kernel image"):
+        check(SimpleNamespace(**names | {"append_paged_kv_cache": failing}))
