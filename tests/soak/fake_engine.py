@@ -96,7 +96,9 @@ def install(watch: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> N
 def _load(files: ModelFiles, _settings: Any) -> assembly.LoadedModel:
     config = DecoderConfig.from_hf(files.config)
     attention = SimpleNamespace(backend="none", backend_reason=lambda: "a fake engine")
-    compute = SimpleNamespace(device=torch.device("cpu"), attention=attention, kernels={})
+    compute = SimpleNamespace(
+        device=torch.device("cpu"), attention=attention, kernels={}, lanes=None
+    )
     decoder = SimpleNamespace(config=config, row_block=None, group=ALONE)
     detokenizer = Detokenizer.from_folder(files.folder)
     return assembly.LoadedModel(files, decoder, compute, detokenizer, None)
