@@ -1,5 +1,6 @@
 """What can run a model on the device of a check: kernels of the machine, or those of a dry run."""
 
+import os
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,7 +18,10 @@ def computes(options: CheckOptions, device: torch.device) -> tuple[dict[str, Com
     if options.dry_run:
         lanes = import_module("tiny_lanes")
         stand_in = import_module("tiny_devices").stand_in_compute()
-        return {"flashinfer": replace(stand_in, lanes=lanes.OneKind(lanes.InlineLanes()))}, []
+        made = {"flashinfer": replace(stand_in, lanes=lanes.OneKind(lanes.InlineLanes()))}
+        if find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1":
+            made["triton"] = triton_compute(device, "Triton's interpreter")
+        return made, []
     found: dict[str, Compute] = {}
     reasons = []
     if find_spec("triton") is not None:

@@ -50,6 +50,8 @@ def run_section(section: Section, options: CheckOptions) -> Mapping[str, Any]:
         "XDG_CONFIG_HOME": str(options.work / "config"),
         "HF_HUB_OFFLINE": "1",
     }
+    if options.dry_run:
+        environment["TRITON_INTERPRET"] = "1"
     command = [sys.executable, "-m", "gpu_check.section", section.name, str(found_in)]
     limit_s = section.limit_s * (_DRY_FACTOR if options.dry_run else 1)
     begin, error = time.monotonic(), None

@@ -326,7 +326,7 @@ def test_a_plan_for_two_ranks_runs_on_two(blendrun: Blendrun, checkpoint: Path, 
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--dtype", "float64"], "dtype must be one of bfloat16, float16, float32"),
+        (["--dtype", "int8"], "dtype must be one of bfloat16, float16, float32"),
         (["--kv-memory", "lots"], "'lots' is not a size in bytes"),
         (["--page-size", "0"], "page_size must be at least 1"),
         (["--kv-memory", "1KiB"], "less than one KV page"),

@@ -87,8 +87,9 @@ def products(weights: Sequence[Alternatives], tokens: int) -> Callable[[], None]
         for weight, num_rows in zip(group.weights, group.num_rows(tokens), strict=True)
         if num_rows
     ]
+    first = calls[0][0]  # packed ones lie otherwise, which `to` must not follow
     inputs = {
-        size: torch.randn(size).to(calls[0][0])
+        size: torch.randn(size).to(first.device, first.dtype)
         for size in sorted({(num_rows, shape_of(weight)[1]) for weight, num_rows in calls})
     }
 
