@@ -13,6 +13,9 @@ def main() -> None:
     with open(sys.argv[1], encoding="utf-8") as file:  # noqa: PTH123
         job = json.load(file)
     llm = LLM(dtype="float32", kv_cache_memory_bytes=64 << 20, seed=0, **job["engine"])
+    for more in job["params"]:  # JSON makes strings of keys
+        if "logit_bias" in more:
+            more["logit_bias"] = {int(token): bias for token, bias in more["logit_bias"].items()}
     params = [
         SamplingParams(temperature=0, ignore_eos=True, detokenize=False, **more)
         for more in job["params"]
