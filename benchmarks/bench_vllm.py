@@ -62,7 +62,7 @@ class Alone:
     def begins(self, requests: Any) -> None:
         pass
 
-    def saved(self, requests: Any, output_len: Any) -> None:
+    def saved(self, requests: Any) -> None:
         pass
 
     def goes_on(self, _loop: Any, is_dry: bool) -> bool:
