@@ -31,9 +31,10 @@ from peers.job import demo_model
 
 from blendrun.data.answer_keys import read_keys
 from blendrun.data.results import RankJournal, read_answers
-from blendrun.engine.assembly import RankShare, find_model
+from blendrun.engine.assembly import RankShare
 from blendrun.engine.attempt import WindowWork
 from blendrun.engine.execute import execute_plan
+from blendrun.engine.loaded_model import find_model
 from blendrun.engine.policy import with_policy
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.settings import ExecuteSettings

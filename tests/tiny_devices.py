@@ -6,8 +6,8 @@ import torch
 
 import flashinfer_stand_in
 from blendrun.data.model_files import ModelFiles
-from blendrun.engine.assembly import LoadedModel
 from blendrun.engine.compute import Compute, torch_compute, triton_compute
+from blendrun.engine.loaded_model import LoadedModel
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.kernels.cpu.shared_prefixes import COST_LEN
 from blendrun.kernels.flashinfer.attention import FlashInferAttention

@@ -11,9 +11,9 @@ import torch
 
 from blendrun.cost.tensor_shards import Shard
 from blendrun.data.model_files import ModelFiles
-from blendrun.engine.assembly import LoadedModel, checked_compute, load_decoder
 from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.follower import follow
+from blendrun.engine.loaded_model import LoadedModel, checked_compute, load_decoder
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.engine.tensor_group import Message, Ranks
 from blendrun.errors import BackendError

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blendrun.kernels.triton.page_index import PageIndex
+from blendrun.kernels.triton.page_index import DevicePageIndex
 from tiny_pages import dense_attention
 
 DEVICE = "cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda"
@@ -23,7 +23,7 @@ class Problem:
     q: Tensor  # [T, Hq, D]
     k_cache: Tensor  # [P, page_size, Hkv, D]
     v_cache: Tensor
-    index: PageIndex
+    index: DevicePageIndex
     k: list[Tensor]  # [context, Hkv, D] of each sequence
     v: list[Tensor]
     scale: float
@@ -74,12 +74,12 @@ def nhd_problem(
 
 def page_index(
     num_rows: Sequence[int], pages: Sequence[Sequence[int]], last_page_len: Sequence[int]
-) -> PageIndex:
+) -> DevicePageIndex:
     """Of sequences with so many query rows each, those pages, and tokens in the last of them."""
     counts = ([0, *num_rows], [0, *(len(own) for own in pages)])
     bounds = (torch.tensor(c).cumsum(0).to(torch.int32) for c in counts)
     flat = torch.tensor([page for own in pages for page in own], dtype=torch.int32, device=DEVICE)
-    return PageIndex(*bounds, flat, torch.tensor(last_page_len, dtype=torch.int32))
+    return DevicePageIndex(*bounds, flat, torch.tensor(last_page_len, dtype=torch.int32))
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:

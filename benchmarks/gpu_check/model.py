@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from blendrun.engine.assembly import LoadedModel
+from blendrun.engine.loaded_model import LoadedModel
 from blendrun.engine.settings import ExecuteSettings
 from gpu_check.device import open_device
 from gpu_check.kernels import computes

@@ -17,7 +17,7 @@ from blendrun.kernels.paged.step_split import Int64, StepSplit, as_rows
 from blendrun.kernels.triton.attention import AttentionPlan, plan_attention
 from blendrun.kernels.triton.attention_tiles import chunk_len_for
 from blendrun.kernels.triton.merge_states import merge_states
-from blendrun.kernels.triton.page_index import PageIndex as DeviceIndex
+from blendrun.kernels.triton.page_index import DevicePageIndex
 from blendrun.kernels.triton.rms_norm import add_rms_norm
 from blendrun.kernels.triton.rotary import rotate_and_write
 from blendrun.kernels.triton.silu_mul import silu_mul
@@ -75,7 +75,7 @@ class TritonAttention(NhdPages):
                 torch.from_numpy,
                 (level.qo_indptr, level.kv_indptr, level.kv_indices, level.kv_last_page_len),
             )
-            index = DeviceIndex(qo_indptr, kv_indptr, indices.to(self.device), last)
+            index = DevicePageIndex(qo_indptr, kv_indptr, indices.to(self.device), last)
             chunk_len = None
             if may_split and self.device.type == "cuda":
                 processors = torch.cuda.get_device_properties(self.device).multi_processor_count

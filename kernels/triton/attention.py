@@ -14,7 +14,7 @@ from blendrun.kernels.triton.attention_kernel import attend_tile
 from blendrun.kernels.triton.attention_tiles import most_rows, plan_tiles, tile_shape
 from blendrun.kernels.triton.launch import Launch
 from blendrun.kernels.triton.merge_states import merge_launch
-from blendrun.kernels.triton.page_index import PageIndex
+from blendrun.kernels.triton.page_index import DevicePageIndex
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -23,7 +23,7 @@ def paged_attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    index: PageIndex,
+    index: DevicePageIndex,
     scale: float,
     *,
     causal: bool = True,
@@ -41,7 +41,7 @@ def paged_attention(
 def plan_attention(
     q: Tensor,
     k_cache: Tensor,
-    index: PageIndex,
+    index: DevicePageIndex,
     *,
     causal: bool = True,
     chunk_len: int | None = None,
@@ -60,7 +60,7 @@ def plan_attention(
         arch: compute capability to plan for, as 90; None: that of q's device.
 
     Raises:
-        ValueError: shapes or dtypes do not fit, see also `PageIndex.kv_len`.
+        ValueError: shapes or dtypes do not fit, see also `DevicePageIndex.kv_len`.
     """
     num_tokens, num_q_heads, head_dim = q.shape
     _, page_size, num_kv_heads, cache_dim = k_cache.shape

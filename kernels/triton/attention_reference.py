@@ -5,14 +5,14 @@ import math
 import torch
 from torch import Tensor
 
-from blendrun.kernels.triton.page_index import PageIndex
+from blendrun.kernels.triton.page_index import DevicePageIndex
 
 
 def paged_attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    index: PageIndex,
+    index: DevicePageIndex,
     scale: float,
     *,
     causal: bool = True,

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from blendrun.kernels.triton.page_index import Int64, PageIndex
+from blendrun.kernels.triton.page_index import DevicePageIndex, Int64
 
 Int32 = npt.NDArray[np.int32]
 
@@ -78,7 +78,7 @@ def most_rows(head_dim: int, dtype: torch.dtype, arch: int) -> int:
 
 
 def plan_tiles(
-    index: PageIndex,
+    index: DevicePageIndex,
     page_size: int,
     group: int,
     largest: int,
@@ -95,7 +95,7 @@ def plan_tiles(
             depends on its own sequence, where that is cut included, and on nothing else.
 
     Raises:
-        ValueError: see `PageIndex.kv_len`; chunk_len is not positive.
+        ValueError: see `DevicePageIndex.kv_len`; chunk_len is not positive.
     """
     if chunk_len is not None and chunk_len < 1:
         raise ValueError("chunk_len must be positive")
@@ -120,7 +120,9 @@ def plan_tiles(
     return Tiles(by_rows, merged, indptr, int(num_states.sum()))
 
 
-def chunk_len_for(index: PageIndex, page_size: int, group: int, num_programs: int) -> int | None:
+def chunk_len_for(
+    index: DevicePageIndex, page_size: int, group: int, num_programs: int
+) -> int | None:
     """The shortest chunks with which no more than about `num_programs` programs run per KV head.
 
     None where the step has as many without cutting.

@@ -16,7 +16,7 @@ from blendrun.kernels.triton.attention import plan_attention
 from blendrun.kernels.triton.draw import DrawColumns, draw_launches
 from blendrun.kernels.triton.launch import Launch
 from blendrun.kernels.triton.merge_states import merge_launch
-from blendrun.kernels.triton.page_index import PageIndex
+from blendrun.kernels.triton.page_index import DevicePageIndex
 from blendrun.kernels.triton.rms_norm import norm_launch
 from blendrun.kernels.triton.rotary import rotary_launch
 from blendrun.kernels.triton.silu_mul import silu_launch
@@ -120,7 +120,7 @@ def _sampling(logits: Tensor) -> Iterator[tuple[str, Launch]]:
         yield launch.kernel.__name__.replace("_", " "), launch
 
 
-def _index(step: tuple[tuple[int, int], ...]) -> PageIndex:
+def _index(step: tuple[tuple[int, int], ...]) -> DevicePageIndex:
     bounds, pages = [0], [0]
     for num_tokens, context in step:
         bounds.append(bounds[-1] + num_tokens)
@@ -129,7 +129,7 @@ def _index(step: tuple[tuple[int, int], ...]) -> PageIndex:
     on_cpu = (torch.tensor(column, dtype=torch.int32) for column in (bounds, pages, last))
     qo_indptr, kv_indptr, last_page_len = on_cpu
     indices = _empty(pages[-1], dtype=torch.int32)
-    return PageIndex(qo_indptr, kv_indptr, indices, last_page_len)
+    return DevicePageIndex(qo_indptr, kv_indptr, indices, last_page_len)
 
 
 def _cache(model: Model, dtype: torch.dtype) -> Tensor:

@@ -13,7 +13,7 @@ Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PageIndex:
+class DevicePageIndex:
     """S sequences, as `BatchPrefillWithPagedKVCacheWrapper.plan` takes them; int32.
 
     A sequence may be a shared prefix, whose query rows are those of all its sharers. One without

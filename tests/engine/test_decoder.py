@@ -7,7 +7,9 @@ from torch.nn import functional as F
 from blendrun.data.model_files import resolve_model
 from blendrun.engine.decoder import Decoder
 from blendrun.engine.decoder_config import DecoderConfig
+from blendrun.engine.products import is_panels, pack_weights
 from blendrun.engine.weights import load_weights
+from blendrun.kernels.cpu import linear
 from blendrun.kernels.cpu.rotary_reference import rotated
 from tiny_models import LLAMA3_ROPE, YARN_ROPE, make_checkpoint
 
@@ -111,6 +113,30 @@ def test_logits_equal_those_of_transformers(name, tmp_path):
     assert logits.dtype == torch.float32
     assert expected.std() > 0.1
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5 * scale)
+
+
+@pytest.mark.skipif(not linear.is_fast(), reason="products are oneDNN's on this CPU")
+@pytest.mark.parametrize("biases", [False, True])
+def test_weights_in_panels_give_the_logits_of_transformers(biases, tmp_path):
+    folder = make_checkpoint(
+        tmp_path, hidden_size=64, intermediate_size=128, attention_bias=biases, mlp_bias=biases
+    )
+    plain = load_decoder(folder, torch.bfloat16)
+    packed = Decoder(plain.config, pack_weights(load_decoder(folder, torch.bfloat16).weights))
+    layer = packed.weights.layers[0]
+    assert all(map(is_panels, (layer.qkv, layer.out, layer.mlp.gate_up, layer.mlp.down)))
+    lengths = [90, 1, 17]
+    sequences = random_sequences(lengths, plain.config.vocab_size)
+    expected = reference_logits(folder, sequences)
+
+    def error(decoder: Decoder) -> float:
+        with torch.inference_mode():
+            hidden = decoder.forward(
+                torch.cat(sequences), positions_of(lengths), dense_attend(lengths)
+            )
+            return float((decoder.logits(hidden).float() - expected).abs().max())
+
+    assert error(packed) < 1.2 * error(plain) < 0.1 * float(expected.abs().max())
 
 
 def test_rows_select_the_tokens_that_need_logits(tmp_path):

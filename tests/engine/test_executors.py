@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from blendrun.engine import assembly
+from blendrun.engine import loaded_model
 from blendrun.engine.executors import Executor, SequentialExecutor
 from blendrun.engine.operators import Operator, StepOperators
 from tiny_executors import LastPartFirst, PartsDecoder, RandomOrder, ThreadPerResource
@@ -39,7 +39,7 @@ def expected(plan: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[
 
 def in_parts(monkeypatch: pytest.MonkeyPatch, executor: Executor) -> None:
     parts = partial(PartsDecoder, executor=executor)
-    monkeypatch.setattr(assembly, "Decoder", parts)
+    monkeypatch.setattr(loaded_model, "Decoder", parts)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from blendrun.data.detokenizer import Detokenizer
 from blendrun.data.model_files import ModelFiles, resolve_model
 from blendrun.engine import assembly, attempt, execute
 from blendrun.engine.decoder_config import DecoderConfig
+from blendrun.engine.loaded_model import LoadedModel
 from blendrun.engine.noise import uniforms
 from blendrun.engine.step_result import StepResult
 from blendrun.engine.tensor_group import ALONE
@@ -93,7 +94,7 @@ def install(watch: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> N
     execute.write_outputs = watch("outputs", execute.write_outputs)
 
 
-def _load(files: ModelFiles, _settings: Any) -> assembly.LoadedModel:
+def _load(files: ModelFiles, _settings: Any) -> LoadedModel:
     config = DecoderConfig.from_hf(files.config)
     attention = SimpleNamespace(backend="none", backend_reason=lambda: "a fake engine")
     compute = SimpleNamespace(
@@ -101,4 +102,4 @@ def _load(files: ModelFiles, _settings: Any) -> assembly.LoadedModel:
     )
     decoder = SimpleNamespace(config=config, row_block=None, group=ALONE)
     detokenizer = Detokenizer.from_folder(files.folder)
-    return assembly.LoadedModel(files, decoder, compute, detokenizer, None)
+    return LoadedModel(files, decoder, compute, detokenizer, None)

@@ -1,10 +1,9 @@
-"""Put an engine together: the model, loaded once, and what runs one window of requests with it."""
+"""Put an engine together: a loaded model, and what runs one window of requests with it."""
 
 import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,147 +14,28 @@ from blendrun.cost.cost_model import CostModel
 from blendrun.cost.hardware import HardwareProfile
 from blendrun.cost.model_shape import ModelShape
 from blendrun.cost.step_prices import StepPrices
-from blendrun.data.detokenizer import Detokenizer
-from blendrun.data.model_files import ModelFiles, resolve_model
-from blendrun.data.reasoning import ReasoningMarks
 from blendrun.data.results import RankJournal, ResultJournal
 from blendrun.engine import kv_memory
 from blendrun.engine.begun import to_continue
-from blendrun.engine.compute import Compute, choose_compute, others_beside
 from blendrun.engine.deadline import Deadline
-from blendrun.engine.decoder import Decoder
-from blendrun.engine.decoder_config import DecoderConfig
-from blendrun.engine.deterministic import check_deterministic
-from blendrun.engine.device_memory import CudaMemory, kv_bytes
 from blendrun.engine.generations import Generations
 from blendrun.engine.guides import Guides
+from blendrun.engine.loaded_model import DTYPES, LoadedModel
 from blendrun.engine.loop import Advance, Feed, RunLoop
 from blendrun.engine.overlap import choose_overlap
-from blendrun.engine.paged_attention import PagedAttention
 from blendrun.engine.prefix_cache import PrefixCache
-from blendrun.engine.products import pack_weights
 from blendrun.engine.prompt_scores import PromptScores
 from blendrun.engine.requests import EngineRequests
-from blendrun.engine.row_blocks import ROW_BLOCK
-from blendrun.engine.self_check import check_compute
 from blendrun.engine.settings import ExecuteSettings
-from blendrun.engine.tensor_group import ALONE, TensorGroup
 from blendrun.engine.torch_backend import TorchBackend
 from blendrun.engine.twins import Twins, find_twins
 from blendrun.engine.unfinished import Unfinished
-from blendrun.engine.weights import load_weights, random_weights
-from blendrun.errors import BackendError, InputError, PlanError
 from blendrun.schedule.batcher import Batcher
 from blendrun.schedule.plan_record import Plan
 from blendrun.schedule.step.begin import BatchLimits
 from blendrun.schedule.step_job import batcher_job, fits_at_once, steering
 from blendrun.tree.prefix_tree import Int32
 from blendrun.units import format_bytes
-
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LoadedModel:
-    """A model in memory, ready for requests; of a tensor-parallel group, the first rank's part."""
-
-    files: ModelFiles
-    decoder: Decoder
-    compute: Compute
-    detokenizer: Detokenizer
-    reasoning: ReasoningMarks | None
-    close: Callable[[], None] = lambda: None  # ends the other ranks
-
-    @classmethod
-    def load(
-        cls,
-        files: ModelFiles,
-        settings: ExecuteSettings,
-        group: TensorGroup = ALONE,
-        compute: Compute | None = None,
-    ) -> Self:
-        """`compute`: what to run it on; None: as the settings say.
-
-        Raises:
-            InputError: the weights do not fit, or what the settings ask for cannot be had.
-            BackendError: the device's kernels fail their self-check.
-        """
-        if group.shard.size != (settings.tp or 1):
-            raise BackendError(f"{settings.tp} tensor-parallel ranks need a launcher")
-        config = DecoderConfig.from_hf(files.config)
-        if compute is None:
-            compute = checked_compute(config, settings)
-        decoder = load_decoder(files.folder, config, settings, compute, group)
-        marks = ReasoningMarks.from_folder(files.folder)
-        detokenizer = Detokenizer.from_folder(
-            files.folder, (marks.begin, marks.end) if marks else ()
-        )
-        return cls(files, decoder, compute, detokenizer, marks)
-
-    @property
-    def attention(self) -> PagedAttention:
-        return self.compute.attention
-
-    def free_kv_bytes(self, settings: ExecuteSettings) -> int:
-        """What there is for KV pages on each rank."""
-        device = self.compute.device
-        if device.type == "cpu":
-            return kv_memory.least_free_bytes(self.decoder.group)
-        return kv_bytes(self.decoder, CudaMemory(device), settings.chunk_size, settings.max_seqs)
-
-
-def checked_compute(config: DecoderConfig, settings: ExecuteSettings) -> Compute:
-    """What the settings ask for; a device's kernels have passed a self-check.
-
-    Raises:
-        InputError: it cannot be had.
-        BackendError: the self-check failed.
-    """
-    dtype = _DTYPES[settings.dtype]
-    compute = choose_compute(
-        settings.device, settings.attention, config.head_dim, dtype, settings.pod
-    )
-    if compute.device.type != "cpu":
-        for flag, is_given in (
-            ("tp", (settings.tp or 1) > 1),
-            ("deterministic", settings.deterministic),
-        ):
-            if is_given:
-                raise InputError(f"--{flag} is for CPUs so far", "leave it out, or --device cpu")
-        check_compute(compute, others_beside(compute), config, dtype)
-    return compute
-
-
-def load_decoder(
-    folder: Path,
-    config: DecoderConfig,
-    settings: ExecuteSettings,
-    compute: Compute,
-    group: TensorGroup,
-) -> Decoder:
-    """The decoder in checkpoint `folder`, or this rank's part of it; all ranks load at once.
-
-    Raises:
-        InputError: the weights are not those of `config` (the whole model's), or --deterministic
-            or the dtype cannot be had.
-    """
-    dtype, device = _DTYPES[settings.dtype], compute.device
-    if dtype == torch.float16 and device.type == "cpu":
-        raise InputError(
-            "float16 needs a GPU: CPU kernels compute in bfloat16 and float32",
-            "--dtype bfloat16, or float32",
-        )
-    if settings.load_format == "dummy":
-        weights = random_weights(config, dtype, device, group.shard)
-    else:
-        weights = load_weights(folder, config, dtype, device, group.shard)
-    row_block = ROW_BLOCK if settings.deterministic else None
-    decoder = Decoder(
-        config, pack_weights(weights), row_block, group=group, elementwise=compute.elementwise
-    )
-    if settings.deterministic:
-        check_deterministic(decoder, compute.attention)
-    return decoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,22 +54,6 @@ class Assembled:
     num_continued: int  # answers that go on with what an earlier attempt made
     later: pa.Table  # unfinished answers of requests that do not run now
     environment: dict[str, Any]  # what runs, and why
-
-
-def find_model(plan: Plan, settings: ExecuteSettings) -> ModelFiles:
-    """The plan's model, with its weights where they are to be read.
-
-    Raises:
-        PlanError: its config or tokenizer is not the one of the plan.
-    """
-    weights = settings.load_format != "dummy"
-    files = resolve_model(settings.model or plan.model.spec, weights=weights)
-    if files.fingerprint != plan.model.fingerprint:
-        raise PlanError(
-            f"{files.spec} is not the model of the plan: its config or tokenizer differs",
-            "plan again, or name the right model with --model",
-        )
-    return files
 
 
 def assemble(
@@ -217,7 +81,7 @@ def assemble(
     twins = find_twins(requests, pending) if settings.prefix_cache else Twins.none(pending)
     pending = twins.running
     begun, later = to_continue(requests, pending, twins.others, kept)
-    dtype = _DTYPES[settings.dtype]
+    dtype = DTYPES[settings.dtype]
     files, attention, group = model.files, model.attention, model.decoder.group
     config, page_size = model.decoder.config, settings.page_size
     page_bytes = kv_memory.kv_bytes_per_page(config, page_size, dtype.itemsize)

@@ -19,8 +19,9 @@ from blendrun.data.answers import answers_table
 from blendrun.data.manifest import Attempt, Manifest, write_manifest
 from blendrun.data.model_files import ModelFiles
 from blendrun.data.results import ResultJournal, keys_of, read_answers
-from blendrun.engine.assembly import LoadedModel, assemble, find_model
+from blendrun.engine.assembly import assemble
 from blendrun.engine.deadline import Deadline
+from blendrun.engine.loaded_model import LoadedModel, find_model
 from blendrun.engine.loop import Advance
 from blendrun.engine.policy import with_policy
 from blendrun.engine.requests import EngineRequests

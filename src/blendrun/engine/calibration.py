@@ -14,8 +14,8 @@ from blendrun.cost.cost_model import CostModel
 from blendrun.cost.hardware import HardwareProfile
 from blendrun.cost.model_shape import ModelShape
 from blendrun.data.model_files import resolve_model
-from blendrun.engine.assembly import LoadedModel
 from blendrun.engine.attempt import ModelLoader
+from blendrun.engine.loaded_model import LoadedModel
 from blendrun.engine.measured_interference import (
     Interference,
     measure_interference,

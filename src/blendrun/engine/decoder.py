@@ -180,12 +180,12 @@ class Decoder:
         x, mlp = self._norm(part, layer.post_norm), layer.mlp
         if isinstance(mlp, ExpertWeights):
             part.branch = self._experts(mlp, x)
-        elif is_panels(mlp.gate_up):
+            return
+        if is_panels(mlp.gate_up):
             inner = linear_silu_mul(x, mlp.gate_up, mlp.gate_up_bias)
-            self._add(part, inner, mlp.down, mlp.down_bias)
         else:
             inner = self._elementwise.silu_mul(self._linear(x, mlp.gate_up, mlp.gate_up_bias))
-            self._add(part, inner, mlp.down, mlp.down_bias)
+        self._add(part, inner, mlp.down, mlp.down_bias)
 
     def _experts(self, experts: ExpertWeights, x: Tensor) -> Tensor:
         # all ranks have the same x and the same router: they choose alike

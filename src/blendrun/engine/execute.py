@@ -27,10 +27,10 @@ from blendrun.data.renumber import renumber
 from blendrun.data.results import ResultJournal
 from blendrun.data.sources import SourceFile, check_sources, inputs_hash
 from blendrun.data.unfinished import UNFINISHED_SCHEMA
-from blendrun.engine.assembly import find_model
 from blendrun.engine.attempt import ModelLoader, Ranks, RunAttempt, RunEvents
 from blendrun.engine.deadline import Deadline
 from blendrun.engine.decoder_config import DecoderConfig
+from blendrun.engine.loaded_model import find_model
 from blendrun.engine.policy import check_policy
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.engine.vllm_checks import check_vllm

@@ -15,8 +15,8 @@ import torch
 
 from blendrun.cost.tensor_shards import Shard, check_tp
 from blendrun.data.model_files import ModelFiles
-from blendrun.engine.assembly import LoadedModel
 from blendrun.engine.decoder_config import DecoderConfig
+from blendrun.engine.loaded_model import LoadedModel
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.errors import BackendError
 from blendrun.launch.child import signals_held

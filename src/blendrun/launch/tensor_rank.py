@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from blendrun.cost.tensor_shards import Shard
-from blendrun.engine.assembly import checked_compute, load_decoder
 from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.follower import follow
+from blendrun.engine.loaded_model import checked_compute, load_decoder
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.errors import BlendrunError
 from blendrun.launch.child import end_with

@@ -8,19 +8,19 @@ from typing import Any
 from blendrun.data.answer_keys import read_keys
 from blendrun.data.results import RankJournal
 from blendrun.data.unfinished import read_unfinished
-from blendrun.engine.assembly import RankShare, assemble, find_model
+from blendrun.engine.assembly import RankShare, assemble
 from blendrun.engine.compute import takes_gpu
 from blendrun.engine.deadline import Deadline
 from blendrun.engine.kv_memory import free_bytes
+from blendrun.engine.loaded_model import find_model
 from blendrun.engine.loop import RunLoop
-from blendrun.engine.policy import with_policy
-from blendrun.engine.requests import EngineRequests
 from blendrun.errors import InputError
 from blendrun.launch.messages import OpenWindow, Running
 from blendrun.launch.rank_feed import RankFeed
 from blendrun.launch.tensor_group import load_model
+from blendrun.launch.window_requests import window_requests
 from blendrun.launch.worker import RankJob
-from blendrun.schedule.plan_file import read_header, read_plan, window_paths
+from blendrun.schedule.plan_file import read_header
 from blendrun.tree.prefix_tree import Int32
 
 
@@ -40,14 +40,12 @@ class TorchEngine:
         self, opened: OpenWindow, requests: Int32, journal: RankJournal, feed: RankFeed
     ) -> tuple[RunLoop, Running]:
         job = self._job
-        stored = read_plan(window_paths(job.plan_path, self._plan)[opened.number])
-        everyone = EngineRequests.of(stored, job.settings.ignore_eos, self._keys)
-        plan, everyone = with_policy(self._plan, everyone, job.settings.policy)
+        plan, everyone = window_requests(job, self._plan, opened, self._keys)
         made = assemble(
             plan,
             replace(job.settings, kv_memory=self._kv_memory()),
             self._model,
-            replace(everyone, seen=(opened.seen_request, opened.seen_output)),
+            everyone,
             opened.pending,
             read_unfinished(job.run_dir),
             journal,

@@ -1,23 +1,22 @@
 """The engine of a rank that computes with vLLM: started once, one loop for each window."""
 
 import os
-from dataclasses import replace
 from typing import Any
 
 from blendrun.data.answer_keys import read_keys
 from blendrun.data.results import RankJournal
 from blendrun.data.unfinished import read_unfinished
-from blendrun.engine.assembly import RankShare, find_model
+from blendrun.engine.assembly import RankShare
 from blendrun.engine.deadline import Deadline
+from blendrun.engine.loaded_model import find_model
 from blendrun.engine.loop import RunLoop
-from blendrun.engine.policy import with_policy
-from blendrun.engine.requests import EngineRequests
 from blendrun.engine.vllm import prepare_environment
 from blendrun.engine.vllm_assembly import JobSize, LoadedVllm, assemble_vllm
 from blendrun.launch.messages import OpenWindow, Running
 from blendrun.launch.rank_feed import RankFeed
+from blendrun.launch.window_requests import window_requests
 from blendrun.launch.worker import RankJob
-from blendrun.schedule.plan_file import read_header, read_plan, window_paths
+from blendrun.schedule.plan_file import read_header
 from blendrun.tree.prefix_tree import Int32
 
 
@@ -39,14 +38,12 @@ class VllmEngine:
         self, opened: OpenWindow, requests: Int32, journal: RankJournal, feed: RankFeed
     ) -> tuple[RunLoop, Running]:
         job = self._job
-        stored = read_plan(window_paths(job.plan_path, self._plan)[opened.number])
-        everyone = EngineRequests.of(stored, job.settings.ignore_eos, self._keys)
-        plan, everyone = with_policy(self._plan, everyone, job.settings.policy)
+        plan, everyone = window_requests(job, self._plan, opened, self._keys)
         made = assemble_vllm(
             plan,
             job.settings,
             self._model,
-            replace(everyone, seen=(opened.seen_request, opened.seen_output)),
+            everyone,
             opened.pending,
             read_unfinished(job.run_dir),
             journal,

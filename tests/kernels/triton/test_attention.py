@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed; it exists for Lin
 
 from blendrun.kernels.triton import attention_reference as reference
 from blendrun.kernels.triton.attention import paged_attention, plan_attention
-from blendrun.kernels.triton.page_index import PageIndex
+from blendrun.kernels.triton.page_index import DevicePageIndex
 from tiny_nhd_pages import DEVICE, DTYPES, TOLERANCE, Problem, nhd_problem, page_index
 from tiny_nhd_pages import relative_error as error_of
 
@@ -116,21 +116,21 @@ def test_a_row_has_the_same_bits_whoever_is_beside_it(chunk_len: int | None) -> 
     problem = nhd_problem(torch.float32, (4, 2, 64), 16, ((1, 200), (1, 20), (50, 80), (1, 90)))
     together = _run(problem, chunk_len=chunk_len)[0]
     index = problem.index
-    first = PageIndex(
+    first = DevicePageIndex(
         index.qo_indptr[:2], index.kv_indptr[:2], index.kv_indices, index.kv_last_page_len[:1]
     )
     alone = replace(problem, q=problem.q[:1], index=first)
     assert torch.equal(_run(alone, chunk_len=chunk_len)[0], together[:1])
 
 
-def _off_by_one_page(index: PageIndex) -> PageIndex:
+def _off_by_one_page(index: DevicePageIndex) -> DevicePageIndex:
     pages = index.kv_indices.clone()
     pages[3] = pages[3] + 1 if pages[3] < pages.max() else pages[3] - 1
     return replace(index, kv_indices=pages)
 
 
 def _planted(column: str, place: int, step: int) -> object:
-    def plant(index: PageIndex) -> PageIndex:
+    def plant(index: DevicePageIndex) -> DevicePageIndex:
         values = getattr(index, column).clone()
         values[place] += step
         return replace(index, **{column: values})

@@ -14,14 +14,14 @@ from blendrun.kernels.triton.attention_tiles import (
     most_rows,
     plan_tiles,
 )
-from blendrun.kernels.triton.page_index import PageIndex
+from blendrun.kernels.triton.page_index import DevicePageIndex
 from tiny_nhd_pages import page_index
 
 PAGE_SIZE = 8
 LENS = ((1, 100), (3, 7), (0, 50), (40, 90), (200, 200), (1, 0), (0, 0), (16, 33), (5, 64))
 
 
-def _index(lens: tuple[tuple[int, int], ...]) -> PageIndex:
+def _index(lens: tuple[tuple[int, int], ...]) -> DevicePageIndex:
     pages = [list(range(-(-context // PAGE_SIZE))) for _, context in lens]
     last = [(context - 1) % PAGE_SIZE + 1 if context else 0 for _, context in lens]
     return page_index([rows for rows, _ in lens], pages, last)

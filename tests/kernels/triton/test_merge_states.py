@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed; it exists for Lin
 from blendrun.kernels.triton import merge_states_reference as reference
 from blendrun.kernels.triton.attention import paged_attention, plan_attention
 from blendrun.kernels.triton.merge_states import merge_launch, merge_states
-from blendrun.kernels.triton.page_index import PageIndex
+from blendrun.kernels.triton.page_index import DevicePageIndex
 from tiny_nhd_pages import DEVICE, DTYPES, TOLERANCE, Problem, nhd_problem, page_index
 from tiny_nhd_pages import relative_error as error_of
 
@@ -35,7 +35,7 @@ def test_parts_are_joined_as_in_float64(
     torch.testing.assert_close(out_lse.double(), expected_lse, rtol=1e-6, atol=1e-6)
 
 
-def _levels(problem: Problem, levels: list[tuple[PageIndex, bool]]) -> tuple[Tensor, Tensor]:
+def _levels(problem: Problem, levels: list[tuple[DevicePageIndex, bool]]) -> tuple[Tensor, Tensor]:
     """Attention of each level into its part of the states, and their merge."""
     (num_rows, num_heads, head_dim), num_parts = problem.q.shape, len(levels)
     values = problem.q.new_empty(num_rows, num_parts, num_heads, head_dim)
