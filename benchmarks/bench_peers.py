@@ -24,11 +24,14 @@ from peers.comparison import Line, Open, compare, markdown, record, run_once
 from peers.contenders import Blendrun, PeerError, Run
 from peers.job import TokenJob, demo_model
 from peers.peer_process import PeerProcess
-from peers.roster import PEERS, Peer
+from peers.roster import PEERS, Peer, vllm_environment
 
 from blendrun.data.model_files import resolve_model
 
 _DATA = Path(__file__).parents[2] / "shared/data"
+_WITH_VLLM = Path(__file__).parents[1] / ".venv-vllm/bin/python"
+VLLM = next(peer for peer in PEERS if peer.name == "vllm")
+THROUGH_VLLM = "vllm-through-blendrun"  # its baseline run: the order of the file
 
 
 class Arena:
@@ -65,6 +68,16 @@ class Arena:
         flags = ["--kv-memory", f"{self._options.kv_gib}GiB"]
         return Blendrun(self._cli, plan, self.job.rows, flags, f"policy {policy}")
 
+    def through_vllm(self) -> Blendrun:
+        """The same plan's rows in the order of the file, vLLM computing. Raises PeerError."""
+        environment = vllm_environment(VLLM.python(), self._options.kv_gib)
+        cli = Cli(python=_WITH_VLLM, environment=environment)
+        if not cli.program.is_file():
+            raise PeerError(f"there is no {cli.program}: make test-vllm")
+        own = self.blendrun("arrival")
+        flags = ["--engine", "vllm", *own.flags]
+        return Blendrun(cli, own.plan, own.rows, flags, own.settings, name=THROUGH_VLLM)
+
     def policy_tries(self, policy: str) -> list[Open]:
         """blendrun with another policy, as a rival of its own."""
         return [functools.partial(self.blendrun, policy)]
@@ -81,12 +94,14 @@ class Arena:
 
 
 def contest(
-    arena: Arena, peers: list[Peer], policies: list[str], repeats: int
+    arena: Arena, peers: list[Peer], policies: list[str], repeats: int, through_vllm: bool
 ) -> list[dict[str, Any]]:
     """Every peer, and blendrun's other policies, in pairs with its first; a record per line."""
     own = arena.blendrun(policies[0])
     rivals = [(f"policy {name}", arena.policy_tries(name)) for name in policies[1:]]
     rivals += [(peer.name, arena.tries(peer)) for peer in peers]
+    if through_vllm:
+        rivals.append((THROUGH_VLLM, [arena.through_vllm]))
     own_runs: list[Run] = []
     lines: list[Line] = []
     for name, tries in rivals:
@@ -110,13 +125,14 @@ def bench(options: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
     fast, slow = ([peer for peer in peers if peer.slow is so] for so in (False, True))
     policies = options.policies.split(",")
     records: list[dict[str, Any]] = []
-    if fast or not slow:
+    through_vllm = not options.only or THROUGH_VLLM in options.only
+    if fast or through_vllm or not slow:
         arena = Arena(options, model, options.rows, work / "whole")
-        records += contest(arena, fast, policies, options.repeats)
+        records += contest(arena, fast, policies, options.repeats, through_vllm)
     if slow:
         rows = min(options.rows or options.slow_rows, options.slow_rows)
         arena = Arena(options, model, rows, work / "part")
-        records += contest(arena, slow, policies[:1], options.repeats)
+        records += contest(arena, slow, policies[:1], options.repeats, through_vllm=False)
     return records
 
 
@@ -146,7 +162,8 @@ def parse() -> argparse.Namespace:
     add("--slow-rows", type=int, default=40, help="rows at most for " + " and ".join(
         peer.name for peer in PEERS if peer.slow))  # fmt: skip
     add("--unique-prefixes", action="store_true", help="a first token of its own for each row")
-    add("--only", action="append", choices=["blendrun", *names], help="can be given several times")
+    add("--only", action="append", choices=["blendrun", *names, THROUGH_VLLM],
+        help="can be given several times")  # fmt: skip
     add("--setting", action="append", default=[], type=setting, metavar="NAME=VALUE",
         help="this value alone, for peers that have the setting: order=sorted")  # fmt: skip
     add("--policies", default="blend", help="of blendrun; peers are paired with the first")

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,15 @@ OK, ERROR_ROWS = 0, 3  # exit codes of a run that came to its end
 
 @dataclass(frozen=True, slots=True)
 class Cli:
-    """`blendrun` of this Python environment, on `threads` threads (None: its own choice)."""
+    """`blendrun` of a Python environment, on `threads` threads (None: its own choice)."""
 
     threads: int | None = None
+    python: Path = Path(sys.executable)
+    environment: dict[str, str] = field(default_factory=dict)  # besides what is set already
+
+    @property
+    def program(self) -> Path:
+        return self.python.with_name("blendrun")
 
     def plan(self, prompts: list[str], model: str, plan: Path, *flags: str) -> Path:
         """Write `plan`, and return it."""
@@ -56,14 +62,13 @@ class Cli:
         )
 
     def _command(self, args: tuple[str, ...]) -> list[str]:
-        program = Path(sys.executable).with_name("blendrun")
-        if not program.is_file():
-            raise SystemExit("blendrun is not installed beside this Python: make setup")
-        return [str(program), *args]
+        if not self.program.is_file():
+            raise SystemExit(f"blendrun is not installed beside {self.python}: make setup")
+        return [str(self.program), *args]
 
     def _env(self) -> dict[str, str]:
         threads = {} if self.threads is None else {"OMP_NUM_THREADS": str(self.threads)}
-        return {**os.environ, **threads}
+        return {**os.environ, **self.environment, **threads}
 
 
 def output_tokens(run_dir: Path) -> dict[int, list[int] | None]:

@@ -5,9 +5,11 @@ would leave a stale caller; and it lies beside the source, where an installation
 Here the cache folder is named after a hash of every file that holds compiled code.
 """
 
+import fcntl
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -46,7 +48,18 @@ def _compiled(function: Callable[P, R], from_python: bool) -> Callable[P, R]:
 
 def is_first_use() -> bool:
     """Whether the batcher has to be compiled first, which takes about half a minute."""
-    return not any(_cache_folder().rglob("decide.decide*.nbi"))
+    return not config.DISABLE_JIT and not any(_cache_folder().rglob("decide.decide*.nbi"))
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Waits until no other process with the same cache is in here, where files can be locked."""
+    folder = _cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("wb") as file:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @cache

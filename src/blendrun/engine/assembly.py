@@ -31,6 +31,7 @@ from blendrun.engine.torch_backend import TorchBackend
 from blendrun.engine.twins import Twins, find_twins
 from blendrun.engine.unfinished import Unfinished
 from blendrun.schedule.batcher import Batcher
+from blendrun.schedule.compile_batcher import compile_batcher
 from blendrun.schedule.plan_record import Plan
 from blendrun.schedule.step.begin import BatchLimits
 from blendrun.schedule.step_job import batcher_job, fits_at_once, steering
@@ -213,6 +214,7 @@ def make_batcher(
     pages: int,
 ) -> Batcher:
     """The batcher of the requests `pending`, which have `generated` [N] tokens each."""
+    compile_batcher()
     job = batcher_job(
         requests.tree,
         pending,
