@@ -27,10 +27,15 @@ _USUAL_TOKENS = 512  # whose order is good for steps of any size
 _GROUPED_ALIGN = 16  # bytes, of a matrix and its rows
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [T, in] times `weight` [out, in], packed or not, transposed, plus bias [out]."""
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """x [T, in] times `weight` [out, in], packed or not, transposed, plus bias [out].
+
+    `eps` is for panels with a norm in them (`kernels.cpu.linear`).
+    """
     if is_panels(weight):
-        return kernel.linear(x, weight, bias)
+        return kernel.linear(x, weight, bias, eps=eps)
     if weight.is_mkldnn:
         packed: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return packed
@@ -108,17 +113,26 @@ def _can_pack(tensor: Tensor) -> bool:
 
 
 def _pack_layer(layer: LayerWeights) -> LayerWeights:
-    return replace(
-        layer, qkv=_take_over(layer.qkv), out=_take_over(layer.out), mlp=_pack_mlp(layer.mlp)
-    )
+    """With the layer's norms in panels, where there are panels."""
+    assert layer.input_norm is not None
+    qkv = _take_over(layer.qkv, norm=layer.input_norm)
+    packed = replace(layer, qkv=qkv, out=_take_over(layer.out))
+    if is_panels(qkv):
+        packed = replace(packed, input_norm=None)
+    if isinstance(layer.mlp, ExpertWeights):
+        return replace(packed, mlp=_pack_experts(layer.mlp))
+    mlp = _pack_mlp(layer.mlp, layer.post_norm)
+    return replace(packed, mlp=mlp, post_norm=None if is_panels(mlp.gate_up) else layer.post_norm)
 
 
-def _pack_mlp(mlp: MlpWeights | ExpertWeights) -> MlpWeights | ExpertWeights:
-    if isinstance(mlp, MlpWeights):
-        return replace(
-            mlp, gate_up=_take_over(mlp.gate_up, is_gated=True), down=_take_over(mlp.down)
-        )
-    return replace(mlp, gate_up=_take_over_all(mlp.gate_up), down=_take_over_all(mlp.down))
+def _pack_mlp(mlp: MlpWeights, norm: Tensor | None) -> MlpWeights:
+    gate_up = _take_over(mlp.gate_up, is_gated=True, norm=norm)
+    return replace(mlp, gate_up=gate_up, down=_take_over(mlp.down))
+
+
+def _pack_experts(experts: ExpertWeights) -> ExpertWeights:
+    gate_up, down = _take_over_all(experts.gate_up), _take_over_all(experts.down)
+    return replace(experts, gate_up=gate_up, down=down)
 
 
 def _take_over_all(weights: Stack) -> tuple[Tensor, ...]:
@@ -128,14 +142,14 @@ def _take_over_all(weights: Stack) -> tuple[Tensor, ...]:
     return packed
 
 
-def _take_over(weight: Tensor, *, is_gated: bool = False) -> Tensor:
-    packed = _packed(weight, is_gated)
+def _take_over(weight: Tensor, *, is_gated: bool = False, norm: Tensor | None = None) -> Tensor:
+    packed = _packed(weight, is_gated, norm)
     weight.untyped_storage().resize_(0)
     return packed
 
 
-def _packed(weight: Tensor, is_gated: bool = False) -> Tensor:
+def _packed(weight: Tensor, is_gated: bool = False, norm: Tensor | None = None) -> Tensor:
     if kernel.is_fast() and kernel.can_pack(weight):
-        return kernel.pack(weight, is_gated=is_gated)
+        return kernel.pack(weight, is_gated=is_gated, norm=norm)
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _USUAL_TOKENS)
     return packed
