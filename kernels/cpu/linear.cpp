@@ -56,16 +56,26 @@ inline void run_panel(const LinearCall& call, int64_t first_row, int64_t last_ro
     for_row_groups(static_cast<int>(last_row - first_row), [&](int first, int count) {
       with_constant<kMicroRows>(count, [&](auto rows) {
         constexpr int kRows = rows.value;
-        VecF acc[kRows][kPanelVecs] = {};
+        VecF acc[kRows][kPanelVecs];
         float* sums = partial + first * kPanelWidth;
-        if (begin > 0) std::memcpy(acc, sums, sizeof(acc));
+        // vector by vector: as one copy, they would go through memory
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+          for (int j = 0; j < kPanelVecs; ++j)
+            acc[r][j] = begin > 0 ? load<VecF>(sums + r * kPanelWidth + j * kLanes) : VecF{};
         // what is read next lies behind this piece; the first groups ask for all of it
         const int64_t asked = first / kMicroRows * num_words * kLineWords;
         multiply<kRows>(x + (first_row + first) * x_stride + begin, x_stride, piece, num_words,
                         asked < piece_words ? piece + piece_words + asked : nullptr, acc);
         if (!is_last) {
-          std::memcpy(sums, acc, sizeof(acc));
+#pragma GCC unroll 8
+          for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+            for (int j = 0; j < kPanelVecs; ++j)
+              store(sums + r * kPanelWidth + j * kLanes, acc[r][j]);
         } else {
+#pragma GCC unroll 8
           for (int r = 0; r < kRows; ++r) finish.finish(first_row + first + r, panel, acc[r]);
         }
       });

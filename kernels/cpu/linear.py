@@ -57,11 +57,18 @@ def can_pack(weight: Tensor) -> bool:
     )
 
 
-def pack(weight: Tensor, *, is_gated: bool = False, norm: Tensor | None = None) -> Tensor:
+def pack(
+    weight: Tensor,
+    *,
+    is_gated: bool = False,
+    norm: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """Panels of `weight`, [out, in]: words of 2 inputs of W neighbouring columns.
 
     Gated panels begin with W / 2 rows of the weight's first half, and end with those of its second
-    half that belong to them. `norm` [in] multiplies inputs, rounded once.
+    half that belong to them. `norm` [in] multiplies inputs, rounded once. `out`: bfloat16
+    [out * in], contiguous, to put them into.
 
     Returns:
         bfloat16 [out / W, in / 2, W, 2].
@@ -76,8 +83,10 @@ def pack(weight: Tensor, *, is_gated: bool = False, norm: Tensor | None = None) 
         weight = (weight.float() * norm.float()).to(weight.dtype)
     if is_gated:
         weight = weight.view(2, -1, width // 2, num_in).transpose(0, 1)
-    columns = weight.reshape(num_out // width, width, num_in // 2, 2)
-    return columns.transpose(1, 2).contiguous()
+    columns = weight.reshape(num_out // width, width, num_in // 2, 2).transpose(1, 2)
+    if out is None:
+        return columns.contiguous()
+    return out.view(columns.shape).copy_(columns)
 
 
 def unpack(panels: Tensor, *, is_gated: bool = False) -> Tensor:

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from blendrun.engine.decoder_weights import DecoderWeights, ExpertWeights, LayerWeights, MlpWeights
-from blendrun.engine.products import grouped_linear, is_panels, linear, pack_weights, shape_of
+from blendrun.engine.products import grouped_linear, is_panels, linear, shape_of
+from blendrun.engine.weight_packing import pack_weights
 from blendrun.kernels.cpu import linear as kernel
 
 
