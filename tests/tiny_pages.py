@@ -41,10 +41,13 @@ class Problem:
         kernel: CpuAttention,
         out: Tensor | None = None,
         shared: SharedPrefixes | None = None,
+        may_split: bool = True,
     ) -> Tensor:
         caches = (self.k_cache[0], self.v_cache[0])
         index = (self.q_indptr, self.context_len, self.page_table)
-        return kernel.paged_attention(self.q, *caches, *index, self.scale, out, shared)
+        return kernel.paged_attention(
+            self.q, *caches, *index, self.scale, out, shared, may_split=may_split
+        )
 
     def share(self, sequences: Sequence[int], num_tokens: int) -> None:
         """Lets the others begin with the first `num_tokens` of the first; whole pages."""

@@ -1,6 +1,7 @@
 """The best entry of each row of logits: `argmax.cpp`, or plain torch."""
 
 import ctypes
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,24 @@ class ArgmaxCall(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("logits", "best", "finite")),
         *((name, ctypes.c_int64) for name in ("num_rows", "row_len", "num_threads")),
     )
+
+
+class Best(NamedTuple):
+    """Of each of R rows of logits."""
+
+    column: Tensor  # int64 [R], one of the best where several are equal
+    value: Tensor  # [R], in any dtype; what it and the column are where not finite does not matter
+    finite: Tensor  # bool [R]: whether all of the row is
+
+
+def best(logits: Tensor) -> Best:
+    """`argmax` of `logits` [R, N], and the values that are there.
+
+    Raises:
+        ValueError: as `argmax`.
+    """
+    column, finite = argmax(logits)
+    return Best(column, logits.gather(1, column[:, None])[:, 0], finite)
 
 
 def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,8 +5,6 @@
 // The work is cut into items (attention_work.h). An item walks its context tile by tile with an
 // online softmax (attention_tile.h) over pages (attention_context.h, kv_cache.h).
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -235,20 +233,6 @@ void blendrun_copy_pages(char* cache, int64_t num_layers, int64_t num_pages, int
                          int64_t num_threads) {
   blendrun::copy_pages(cache, num_layers, num_pages, page_bytes, src, dst, num_copies,
                        num_threads);
-}
-
-// Asks for 2 MiB pages under [start, start + num_bytes): a cache walk in page-table order would
-// otherwise miss the TLB at almost every KV page. Only a wish; touches no memory.
-void blendrun_advise_huge_pages(char* start, int64_t num_bytes) {
-#ifdef MADV_HUGEPAGE
-  constexpr uintptr_t kHuge = uintptr_t{2} << 20;
-  const uintptr_t first = (reinterpret_cast<uintptr_t>(start) + kHuge - 1) / kHuge * kHuge;
-  const uintptr_t last = (reinterpret_cast<uintptr_t>(start) + num_bytes) / kHuge * kHuge;
-  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
-#else
-  (void)start;
-  (void)num_bytes;
-#endif
 }
 
 }  // extern "C"

@@ -79,13 +79,7 @@ class CpuAttention:
         Raises:
             ValueError: head_dim is not a multiple of 8, or a size is not positive.
         """
-        caches = alloc_kv_cache(num_layers, num_pages, page_size, num_kv_heads, head_dim, dtype)
-        if self._library is not None:
-            for cache in caches:
-                self._library.blendrun_advise_huge_pages(
-                    ctypes.c_void_p(cache.data_ptr()), ctypes.c_int64(cache.nbytes)
-                )
-        return caches
+        return alloc_kv_cache(num_layers, num_pages, page_size, num_kv_heads, head_dim, dtype)
 
     def write_kv(
         self,

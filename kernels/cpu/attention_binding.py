@@ -102,8 +102,9 @@ class CppPlan:
 
     def run(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
         """Fills `out` with the attention of `q`, both [T, Hq, D]."""
-        tensors = (q, out, k_cache, v_cache)
-        self._run(self._plan, *(t.data_ptr() for t in tensors), q.stride(0), q.stride(1))
+        row, head, _ = q.stride()
+        caches = (k_cache.data_ptr(), v_cache.data_ptr())
+        self._run(self._plan, q.data_ptr(), out.data_ptr(), *caches, row, head)
 
 
 def rows_call(

@@ -14,7 +14,7 @@
 
 namespace blendrun {
 
-constexpr int kTile = 256;                                   // tokens per softmax step
+constexpr int kTile = 1024;                                  // tokens per softmax step
 constexpr int kTileBlocks = kTile / kBlock;
 constexpr int kVecsPerBlock = kBlock / kLanes;
 constexpr int kMicroBlocks = kVecsPerBlock >= kMicroVecs ? 1 : kMicroVecs / kVecsPerBlock;

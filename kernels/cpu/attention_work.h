@@ -48,7 +48,7 @@ struct AttentionCall {
   float scale;                 // multiplies q . k before the (natural) exponential, > 0
 };
 
-constexpr int64_t kBlockRows = 48;       // rows (queries x group) of a query block, about
+constexpr int64_t kBlockRows = 24;       // rows (queries x group) of a query block, about
 constexpr int64_t kSplitTokens = 1024;   // context of one item of a split sequence, about
 constexpr int64_t kMaxTurn = 8;          // items that a thread takes at a time, at most
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from blendrun.kernels.cpu import huge_pages
+
 BLOCK = 16  # tokens that the C++ kernel scores together
 
 
@@ -56,6 +58,8 @@ def alloc_kv_cache(
     lead = (num_layers, num_pages, num_kv_heads)
     k_shape = (*lead, page_size // width, head_dim // k_word, width, k_word)
     v_shape = (*lead, page_size // v_word, head_dim, v_word)
+    if torch.device(device).type == "cpu":
+        return huge_pages.empty(k_shape, dtype), huge_pages.empty(v_shape, dtype)
     return (
         torch.empty(k_shape, dtype=dtype, device=device),
         torch.empty(v_shape, dtype=dtype, device=device),

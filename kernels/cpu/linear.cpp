@@ -5,38 +5,20 @@
 // A panel is W output columns of the weight, 4 vectors: words of 2 neighbouring inputs, [K / 2][W].
 // A group of rows of x times one panel fills the vector registers; a block of groups goes through a
 // panel while that is in the L2 cache, and the next one is brought there. No sum is divided among
-// threads, so a row's result depends on nothing but the row.
+// threads, so a row's result depends on nothing but the row. An RMSNorm before the product is a
+// factor of each row of results: the norm's weight is in the panels.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 
+#include "linear_finish.h"
 #include "micro.h"
 #include "rows.h"
-#include "silu.h"
 #include "simd.h"
 
 namespace blendrun {
 
-// Mirrored field by field by `LinearCall` in linear.py.
-struct LinearCall {
-  const void* x;         // [T, K] bfloat16, last dim contiguous
-  const void* panels;    // [P][K / 2][W] words
-  const void* bias;      // [P W] bfloat16, in the order of the panels' columns, or null
-  void* out;             // [T, N] bfloat16, contiguous; with is_added the result is added to it
-  int64_t num_rows;      // T
-  int64_t x_row_stride;  // elements, even
-  int64_t num_words;     // K / 2
-  int64_t num_panels;    // P
-  int64_t out_width;     // N; with is_gated half as many as there are columns
-  int64_t is_gated;      // panels are W / 2 gates and the W / 2 columns that they are for
-  int64_t is_added;
-  int64_t num_threads;
-};
-
-constexpr int kPanelVecs = kMicroVecs;
-constexpr int kPanelWidth = kPanelVecs * kLanes;
-constexpr int64_t kGroupsAtOnce = 16;   // of kMicroRows rows of x: at 1,536 inputs 295 KB
 constexpr int64_t kWordsAtOnce = 768;   // of a column: a panel's piece is 196 KB
 
 // acc[r] += x[r] . panel over `num_words` words; asks for as many lines from `ahead` on.
@@ -58,29 +40,10 @@ inline void multiply(const uint32_t* x, int64_t x_stride, const uint32_t* panel,
   }
 }
 
-// One row of a finished panel.
-inline void finish_row(const LinearCall& call, int64_t row, int64_t panel, const VecF* sums) {
-  VecF value[kPanelVecs];
-  const auto* bias = static_cast<const Bf16*>(call.bias);
-  for (int j = 0; j < kPanelVecs; ++j) {
-    value[j] = sums[j];
-    if (bias != nullptr) value[j] += widen(bias + panel * kPanelWidth + j * kLanes);
-  }
-  int num_vecs = kPanelVecs;
-  if (call.is_gated) {
-    num_vecs /= 2;
-    for (int j = 0; j < num_vecs; ++j) value[j] = silu<Bf16>(value[j]) * value[j + num_vecs];
-  }
-  Bf16* out = static_cast<Bf16*>(call.out) + row * call.out_width + panel * num_vecs * kLanes;
-  for (int j = 0; j < num_vecs; ++j) {
-    if (call.is_added) value[j] += widen(out + j * kLanes);
-    store_narrow(out + j * kLanes, value[j]);
-  }
-}
-
 // Rows [first_row, last_row) of x times one panel; `partial` holds sums of one piece for the next.
+template <class Finish>
 inline void run_panel(const LinearCall& call, int64_t first_row, int64_t last_row, int64_t panel,
-                      float* partial) {
+                      float* partial, Finish& finish) {
   const auto* x = static_cast<const uint32_t*>(call.x);
   const int64_t x_stride = call.x_row_stride / 2;
   const auto* words = static_cast<const uint32_t*>(call.panels) +
@@ -93,44 +56,76 @@ inline void run_panel(const LinearCall& call, int64_t first_row, int64_t last_ro
     for_row_groups(static_cast<int>(last_row - first_row), [&](int first, int count) {
       with_constant<kMicroRows>(count, [&](auto rows) {
         constexpr int kRows = rows.value;
-        VecF acc[kRows][kPanelVecs] = {};
+        VecF acc[kRows][kPanelVecs];
         float* sums = partial + first * kPanelWidth;
-        if (begin > 0) std::memcpy(acc, sums, sizeof(acc));
+        // vector by vector: as one copy, they would go through memory
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+          for (int j = 0; j < kPanelVecs; ++j)
+            acc[r][j] = begin > 0 ? load<VecF>(sums + r * kPanelWidth + j * kLanes) : VecF{};
         // what is read next lies behind this piece; the first groups ask for all of it
         const int64_t asked = first / kMicroRows * num_words * kLineWords;
         multiply<kRows>(x + (first_row + first) * x_stride + begin, x_stride, piece, num_words,
                         asked < piece_words ? piece + piece_words + asked : nullptr, acc);
         if (!is_last) {
-          std::memcpy(sums, acc, sizeof(acc));
+#pragma GCC unroll 8
+          for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+            for (int j = 0; j < kPanelVecs; ++j)
+              store(sums + r * kPanelWidth + j * kLanes, acc[r][j]);
         } else {
-          for (int r = 0; r < kRows; ++r) finish_row(call, first_row + first + r, panel, acc[r]);
+#pragma GCC unroll 8
+          for (int r = 0; r < kRows; ++r) finish.finish(first_row + first + r, panel, acc[r]);
         }
       });
     });
   }
 }
 
-// Threads share the pairs of a panel and a group of rows evenly: block by block, in a block panel
-// by panel.
-void linear(const LinearCall& call) {
+// One thread's pairs of a panel and a group of rows: block by block, in a block panel by panel.
+template <class Finish>
+inline void run_share(const LinearCall& call, int64_t thread) {
   const int64_t num_groups = (call.num_rows + kMicroRows - 1) / kMicroRows;
   const int64_t num_blocks = std::max<int64_t>(1, (num_groups + kGroupsAtOnce - 1) / kGroupsAtOnce);
   const int64_t block_groups = (num_groups + num_blocks - 1) / num_blocks;
   const int64_t num_pairs = num_groups * call.num_panels;
-#pragma omp parallel for schedule(static) num_threads(static_cast<int>(call.num_threads))
-  for (int64_t thread = 0; thread < call.num_threads; ++thread) {
-    alignas(64) float partial[kGroupsAtOnce * kMicroRows * kPanelWidth];
-    int64_t pair = num_pairs * thread / call.num_threads;
-    const int64_t last = num_pairs * (thread + 1) / call.num_threads;
-    while (pair < last) {
-      const int64_t before = pair / (block_groups * call.num_panels) * block_groups;  // groups
-      const int64_t groups = std::min(block_groups, num_groups - before);
-      const int64_t place = pair - before * call.num_panels;
-      const int64_t first = place % groups, end = std::min(groups, first + last - pair);
+  alignas(64) float partial[kRowsAtOnce * kPanelWidth];
+  Finish finish(call, thread);
+  int64_t pair = num_pairs * thread / call.num_threads;
+  const int64_t last = num_pairs * (thread + 1) / call.num_threads;
+  while (pair < last) {
+    const int64_t before = pair / (block_groups * call.num_panels) * block_groups;  // groups
+    const int64_t groups = std::min(block_groups, num_groups - before);
+    const int64_t first_pair = before * call.num_panels;
+    const int64_t block_end = std::min(last, first_pair + groups * call.num_panels);
+    const int64_t num_rows = std::min((before + groups) * kMicroRows, call.num_rows);
+    finish.begin_block(before * kMicroRows);
+    while (pair < block_end) {
+      const int64_t place = pair - first_pair;
+      const int64_t first = place % groups, end = std::min(groups, first + block_end - pair);
       run_panel(call, (before + first) * kMicroRows,
-                std::min((before + end) * kMicroRows, call.num_rows), place / groups, partial);
+                std::min((before + end) * kMicroRows, call.num_rows), place / groups, partial,
+                finish);
       pair += end - first;
     }
+    finish.end_block(num_rows - before * kMicroRows);
+  }
+}
+
+template <class Finish>
+void linear(const LinearCall& call) {
+  const auto* x = static_cast<const Bf16*>(call.x);
+#pragma omp parallel num_threads(static_cast<int>(call.num_threads))
+  {
+    if (call.scales != nullptr) {
+#pragma omp for schedule(static)
+      for (int64_t row = 0; row < call.num_rows; ++row)
+        call.scales[row] =
+            inverse_rms(x + row * call.x_row_stride, 2 * call.num_words, call.eps);
+    }
+#pragma omp for schedule(static)
+    for (int64_t thread = 0; thread < call.num_threads; ++thread) run_share<Finish>(call, thread);
   }
 }
 
@@ -139,5 +134,10 @@ void linear(const LinearCall& call) {
 extern "C" {
 int blendrun_panel_width() { return blendrun::kPanelWidth; }
 int blendrun_has_bf16_dot() { return BLENDRUN_HAS_BF16_DOT; }
-void blendrun_linear_bf16(const blendrun::LinearCall* call) { blendrun::linear(*call); }
+void blendrun_linear_bf16(const blendrun::LinearCall* call) {
+  blendrun::linear<blendrun::Store>(*call);
+}
+void blendrun_linear_argmax_bf16(const blendrun::LinearCall* call) {
+  blendrun::linear<blendrun::Best>(*call);
+}
 }  // extern "C"

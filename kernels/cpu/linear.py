@@ -2,7 +2,11 @@
 
 For CPUs with bfloat16 dot products but without matrix units (AMX), which oneDNN uses and this does
 not. There it is as fast as oneDNN's packed products where a step has hundreds of tokens, up to 1.7
-times as fast where it has few, and needs no pass of its own for the middle of the MLP.
+times as fast where it has few, and needs no pass of its own for norms, for the middle of the MLP
+and for the best of the logits.
+
+With `eps` the rows of x are divided by their root mean square first: with the weight of an RMSNorm
+in the panels (`pack`), norm and product are one.
 """
 
 import ctypes
@@ -10,6 +14,7 @@ import ctypes
 import torch
 from torch import Tensor
 
+from blendrun.kernels.cpu.argmax import Best
 from blendrun.kernels.cpu.library import library, wanted_backend
 
 
@@ -17,13 +22,12 @@ class LinearCall(ctypes.Structure):
     """`LinearCall` in linear.cpp, field by field."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "panels", "bias", "out")),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("num_rows", "x_row_stride", "num_words", "num_panels")
-        ),
-        *((name, ctypes.c_int64) for name in ("out_width", "is_gated", "is_added")),
-        ("num_threads", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("x", "panels", "bias", "out", "scales")),
+        *((name, ctypes.c_void_p) for name in ("best_values", "best_columns", "are_finite")),
+        *((name, ctypes.c_int64) for name in ("num_rows", "x_row_stride")),
+        *((name, ctypes.c_int64) for name in ("num_words", "num_panels", "out_width")),
+        *((name, ctypes.c_int64) for name in ("is_gated", "is_added", "num_threads")),
+        ("eps", ctypes.c_float),
     )
 
 
@@ -53,11 +57,18 @@ def can_pack(weight: Tensor) -> bool:
     )
 
 
-def pack(weight: Tensor, *, is_gated: bool = False) -> Tensor:
+def pack(
+    weight: Tensor,
+    *,
+    is_gated: bool = False,
+    norm: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """Panels of `weight`, [out, in]: words of 2 inputs of W neighbouring columns.
 
     Gated panels begin with W / 2 rows of the weight's first half, and end with those of its second
-    half that belong to them.
+    half that belong to them. `norm` [in] multiplies inputs, rounded once. `out`: bfloat16
+    [out * in], contiguous, to put them into.
 
     Returns:
         bfloat16 [out / W, in / 2, W, 2].
@@ -68,14 +79,18 @@ def pack(weight: Tensor, *, is_gated: bool = False) -> Tensor:
     if not can_pack(weight):
         raise ValueError(f"cannot pack {list(weight.shape)} of {weight.dtype}")
     (num_out, num_in), width = weight.shape, panel_width()
+    if norm is not None:
+        weight = (weight.float() * norm.float()).to(weight.dtype)
     if is_gated:
         weight = weight.view(2, -1, width // 2, num_in).transpose(0, 1)
-    columns = weight.reshape(num_out // width, width, num_in // 2, 2)
-    return columns.transpose(1, 2).contiguous()
+    columns = weight.reshape(num_out // width, width, num_in // 2, 2).transpose(1, 2)
+    if out is None:
+        return columns.contiguous()
+    return out.view(columns.shape).copy_(columns)
 
 
 def unpack(panels: Tensor, *, is_gated: bool = False) -> Tensor:
-    """The weight [out, in] that `pack` was given."""
+    """The weight [out, in] that `pack` was given, times its norm."""
     num_panels, num_words, width, _ = panels.shape
     columns = panels.transpose(1, 2)
     if is_gated:
@@ -83,7 +98,9 @@ def unpack(panels: Tensor, *, is_gated: bool = False) -> Tensor:
     return columns.reshape(num_panels * width, 2 * num_words)
 
 
-def linear(x: Tensor, panels: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor, panels: Tensor, bias: Tensor | None = None, *, eps: float | None = None
+) -> Tensor:
     """x [T, in] times the weight in `panels`, transposed, plus bias [out]; [T, out].
 
     A row of the result depends on that row of x alone, to the last bit. Sums are float32.
@@ -92,8 +109,10 @@ def linear(x: Tensor, panels: Tensor, bias: Tensor | None = None) -> Tensor:
         ValueError: x is not bfloat16 [T, in] with contiguous rows.
     """
     num_panels, _, width, _ = panels.shape
-    out = torch.empty(len(x), num_panels * width, dtype=x.dtype)
-    return _run(x, panels, bias, out)
+    out = torch.empty(x.shape[0], num_panels * width, dtype=x.dtype)
+    scales = None if eps is None else torch.empty(x.shape[0])
+    _run(_call(x, panels, bias, out, scales, eps))
+    return out
 
 
 def linear_add(x: Tensor, panels: Tensor, bias: Tensor | None, total: Tensor) -> None:
@@ -103,14 +122,18 @@ def linear_add(x: Tensor, panels: Tensor, bias: Tensor | None, total: Tensor) ->
         ValueError: as `linear`, or `total` does not fit.
     """
     num_panels, _, width, _ = panels.shape
-    if total.shape != (len(x), num_panels * width) or total.dtype != x.dtype:
+    if total.shape != (x.shape[0], num_panels * width) or total.dtype != x.dtype:
         raise ValueError(f"total must be {x.dtype} [T, out], not {total.dtype} {list(total.shape)}")
     if not total.is_contiguous():
         raise ValueError("total must be contiguous")
-    _run(x, panels, bias, total, is_added=True)
+    call = _call(x, panels, bias, total)
+    call.is_added = 1
+    _run(call)
 
 
-def linear_silu_mul(x: Tensor, panels: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear_silu_mul(
+    x: Tensor, panels: Tensor, bias: Tensor | None = None, *, eps: float | None = None
+) -> Tensor:
     """silu of the first half of `linear`'s columns times its second half; [T, out / 2].
 
     `panels` are gated, `bias` is in the order of the weight. Neither half is rounded before they
@@ -122,29 +145,58 @@ def linear_silu_mul(x: Tensor, panels: Tensor, bias: Tensor | None = None) -> Te
     num_panels, _, width, _ = panels.shape
     if bias is not None:
         bias = bias.view(2, num_panels, width // 2).transpose(0, 1).contiguous()
-    out = torch.empty(len(x), num_panels * width // 2, dtype=x.dtype)
-    return _run(x, panels, bias, out, is_gated=True)
+    out = torch.empty(x.shape[0], num_panels * width // 2, dtype=x.dtype)
+    scales = None if eps is None else torch.empty(x.shape[0])
+    call = _call(x, panels, bias, out, scales, eps)
+    call.is_gated = 1
+    _run(call)
+    return out
 
 
-def _run(
+def linear_argmax(x: Tensor, panels: Tensor) -> Best:
+    """`argmax.best` of `linear`'s result, which is nowhere written. Of equal ones the first.
+
+    Raises:
+        ValueError: x is not bfloat16 [T, in] with contiguous rows.
+    """
+    of_threads = (torch.get_num_threads(), len(x))
+    values = torch.full(of_threads, -torch.inf)
+    columns = torch.zeros(of_threads, dtype=torch.int64)
+    finite = torch.ones(of_threads, dtype=torch.bool)
+    call = _call(x, panels)
+    call.best_values, call.best_columns = values.data_ptr(), columns.data_ptr()
+    call.are_finite = finite.data_ptr()
+    _run(call, "linear_argmax")
+    value, thread = values.max(dim=0)  # threads are in the order of their columns
+    return Best(columns.gather(0, thread[None])[0], value, finite.all(dim=0))
+
+
+def _call(
     x: Tensor,
     panels: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    *,
-    is_gated: bool = False,
-    is_added: bool = False,
-) -> Tensor:
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
+    scales: Tensor | None = None,
+    eps: float | None = None,
+) -> LinearCall:
+    """A layer makes four: what all of them need is filled in by place, which takes least time."""
     num_panels, num_words, _, _ = panels.shape
     if x.dtype != torch.bfloat16 or x.dim() != 2 or x.shape[1] != 2 * num_words:
         raise ValueError(f"x must be bfloat16 [T, {2 * num_words}], not {x.dtype} {list(x.shape)}")
-    if x.stride(1) != 1 or x.stride(0) % 2:
+    row_stride, stride = x.stride()
+    if stride != 1 or row_stride % 2:
         raise ValueError("rows of x must be contiguous and begin at even elements")
+    num_rows = x.shape[0]
+    return LinearCall(
+        x.data_ptr(), panels.data_ptr(), None if bias is None else bias.data_ptr(),
+        None if out is None else out.data_ptr(), None if scales is None else scales.data_ptr(),
+        None, None, None, num_rows, row_stride, num_words, num_panels,
+        0 if out is None else out.shape[1], 0, 0, torch.get_num_threads(), eps or 0.0,
+    )  # fmt: skip
+
+
+def _run(call: LinearCall, name: str = "linear") -> None:
     loaded = library("linear").library
     if loaded is None:
         raise ValueError("there is no compiled kernel")
-    pointers = (x.data_ptr(), panels.data_ptr(), None if bias is None else bias.data_ptr())
-    sizes = (len(x), x.stride(0), num_words, num_panels, out.shape[1])
-    flags = (int(is_gated), int(is_added), torch.get_num_threads())
-    loaded.blendrun_linear_bf16(ctypes.byref(LinearCall(*pointers, out.data_ptr(), *sizes, *flags)))
-    return out
+    getattr(loaded, f"blendrun_{name}_bf16")(ctypes.byref(call))

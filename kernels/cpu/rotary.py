@@ -4,7 +4,6 @@
 """
 
 import ctypes
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -33,18 +32,36 @@ class RotaryCall(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class RotaryWrites:
     """Where K and V of a step's tokens go; arrays as `rotate_and_write` takes them."""
 
-    token_idx: Tensor  # int32 [W]
-    slots: Tensor  # int64 [W]
+    def __init__(self, token_idx: Tensor, slots: Tensor) -> None:
+        self._index = (token_idx, slots)
+        self._checked: tuple[object, ...] = ()  # what was found right in the layer before …
+        self._call: RotaryCall | None = None  # … and how it was called
 
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, k_cache: Tensor, v_cache: Tensor
     ) -> None:
-        """`rotate_and_write` of one layer."""
-        rotate_and_write(q, k, v, rotation, k_cache, v_cache, self.token_idx, self.slots)
+        """`rotate_and_write` of one layer; what is as in the layer before is not checked again."""
+        q_norm, k_norm = rotation.q_norm, rotation.k_norm
+        like = (
+            *(q.shape, q.dtype, k_cache.shape, q.stride(), k.stride(), v.stride()),
+            *(id(rotation.cos), id(rotation.sin), q_norm is None, k_norm is None),
+        )
+        function = kernel_function("rotary", "rotate_and_write", k_cache)
+        if function is None or self._call is None or like != self._checked:
+            self._call = rotate_and_write(q, k, v, rotation, k_cache, v_cache, *self._index)
+            self._checked = like
+            return
+        call = self._call
+        call.q, call.k, call.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        call.k_cache, call.v_cache = k_cache.data_ptr(), v_cache.data_ptr()
+        if q_norm is not None:
+            call.q_norm = q_norm.data_ptr()
+        if k_norm is not None:
+            call.k_norm = k_norm.data_ptr()
+        function(call)
 
 
 def rotate_and_write(
@@ -56,7 +73,7 @@ def rotate_and_write(
     v_cache: Tensor,
     token_idx: Tensor,
     slots: Tensor,
-) -> None:
+) -> RotaryCall | None:
     """Norms and turns q in place; k, normed and turned, and v go into their slots.
 
     Args:
@@ -66,6 +83,9 @@ def rotate_and_write(
         k_cache, v_cache: one layer of `attention.CpuAttention.alloc_kv_cache`.
         token_idx: int32 [W], rows of k and v; a token may go to several slots.
         slots: int64 [W], page * page_size + offset, all different.
+
+    Returns:
+        How C++ was called; None: plain torch did it.
 
     Raises:
         ValueError: shapes or dtypes do not fit.
@@ -78,7 +98,7 @@ def rotate_and_write(
     function = kernel_function("rotary", "rotate_and_write", k_cache)
     if function is None:
         reference.rotate_and_write(q, k, v, rotation, k_cache, v_cache, token_idx, slots)
-        return
+        return None
     shape = KvShape.of(k_cache)
     norms = (rotation.q_norm, rotation.k_norm)
     tensors = (rotation.cos, rotation.sin, k_cache, v_cache, token_idx, slots)
@@ -97,6 +117,7 @@ def rotate_and_write(
         rotation.eps,
     )
     function(call)
+    return call
 
 
 def _check(q: Tensor, rotation: Rotation, k_cache: Tensor) -> None:

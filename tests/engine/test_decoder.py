@@ -7,7 +7,8 @@ from torch.nn import functional as F
 from blendrun.data.model_files import resolve_model
 from blendrun.engine.decoder import Decoder
 from blendrun.engine.decoder_config import DecoderConfig
-from blendrun.engine.products import is_panels, pack_weights
+from blendrun.engine.products import is_panels
+from blendrun.engine.weight_packing import pack_weights
 from blendrun.engine.weights import load_weights
 from blendrun.kernels.cpu import linear
 from blendrun.kernels.cpu.rotary_reference import rotated

@@ -15,6 +15,7 @@ from blendrun.config import resolve
 from blendrun.data.manifest import read_manifest
 from blendrun.data.results import ResultJournal, read_answers, read_steps
 from blendrun.engine import step_runner, torch_backend
+from blendrun.engine.decoder import Decoder
 from blendrun.engine.execute import execute_sample
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.settings import ExecuteSettings
@@ -410,20 +411,21 @@ def test_logits_that_are_no_numbers_make_one_error_row(
 ):
     plan, _ = plan_files(tmp_path / "plan.json", [rows], checkpoint, temperature=temperature)
     row = EngineRequests.of(read_plan(plan), ignore_eos=False).row
-    inputs, best_tokens = torch_backend.TorchBackend._inputs, step_runner.best_tokens
+    inputs, logits_of = torch_backend.TorchBackend._inputs, Decoder.logits
     batches = []
 
     def noted(backend, batch, wanted):
         batches.append(batch)
         return inputs(backend, batch, wanted)
 
-    def spoiled(logits, *args):
+    def spoiled(decoder, hidden):
+        logits = logits_of(decoder, hidden)
         request, position = torch_backend._draws(batches[-1])
         logits[torch.from_numpy((row[request] == 1) & (position > 8))] = torch.nan
-        return best_tokens(logits, *args)
+        return logits
 
     monkeypatch.setattr(torch_backend.TorchBackend, "_inputs", noted)
-    monkeypatch.setattr(step_runner, "best_tokens", spoiled)
+    monkeypatch.setattr(Decoder, "logits", spoiled)
     assert execute(plan, tmp_path / "run").num_errors == 1
     made = outputs(tmp_path / "run")
     assert [row["status"] for row in made] == ["ok", "error", *["ok"] * 6]

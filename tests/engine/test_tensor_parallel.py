@@ -20,6 +20,7 @@ from blendrun.engine.vocab_shards import best_tokens, whole_logits
 from blendrun.engine.weight_files import StoredTensor
 from blendrun.engine.weights import load_weights
 from blendrun.errors import BackendError, InputError, PlanError
+from blendrun.kernels.cpu.argmax import best
 from engine.test_decoder import MODELS, dense_attend, load_decoder, positions_of, random_sequences
 from tiny_groups import load_on_threads, on_ranks
 from tiny_jobs import execute, plan_job
@@ -156,15 +157,15 @@ def test_logits_of_every_kind_of_decoder_are_those_of_one_rank(name, tmp_path: P
         weights = load_weights(folder, config, torch.float32, shard=group.shard)
         mine = logits(Decoder(config, weights, group=group))
         size = config.vocab_size
-        return whole_logits(mine, size, group), best_tokens(mine, size, group)
+        return whole_logits(mine, size, group), best_tokens(best(mine), size, group)
 
     expected = logits(whole)
-    (first, best), second = on_ranks(2, on_rank)
+    (first, tokens), second = on_ranks(2, on_rank)
     assert second == (None, None)
     scale = float(expected.abs().max())
     torch.testing.assert_close(first, expected, rtol=0, atol=1e-5 * scale)
-    assert np.array_equal(best.token_ids, first.argmax(dim=1))
-    assert not best.bad.any()
+    assert np.array_equal(tokens.token_ids, first.argmax(dim=1))
+    assert not tokens.bad.any()
 
 
 def test_one_bad_number_on_any_rank_marks_its_row_only():
@@ -174,12 +175,12 @@ def test_one_bad_number_on_any_rank_marks_its_row_only():
         logits[2, 3] = 1.0 + group.shard.rank
         if group.shard.rank == 1:
             logits[1, 0] = torch.nan
-        return best_tokens(logits, 32, group)
+        return best_tokens(best(logits), 32, group)
 
-    best, nothing = on_ranks(2, on_rank)
+    tokens, nothing = on_ranks(2, on_rank)
     assert nothing is None
-    assert best.token_ids.tolist() == [5, 0, 19]
-    assert best.bad.tolist() == [False, True, False]
+    assert tokens.token_ids.tolist() == [5, 0, 19]
+    assert tokens.bad.tolist() == [False, True, False]
 
 
 def test_no_rank_reads_more_than_its_part_of_any_matrix(models, monkeypatch):

@@ -53,6 +53,18 @@ def test_any_group_of_heads_matches_float64(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("page_size", [12, 16])
+@pytest.mark.parametrize("heads", [(6, 2, 64), (3, 1, 80)])
+def test_contexts_of_one_tile_and_more_match_float64(
+    kernel: CpuAttention, dtype: torch.dtype, page_size: int, heads: tuple[int, int, int]
+) -> None:
+    lens = ((1, 1023), (1, 1024), (1, 1025), (1, 3100), (30, 1040), (9, 2060))
+    problem = paged_problem(kernel, dtype, page_size=page_size, heads=heads, lens=lens)
+    for may_split in (True, False):
+        assert_close(problem.run(kernel, may_split=may_split), problem.expected(), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", [(4, 2, 64), (9, 3, 64), (3, 1, 24), (16, 2, 128)])
 def test_without_splits_a_row_is_the_same_in_any_chunk(
     cpp: CpuAttention, dtype: torch.dtype, heads: tuple[int, int, int]
@@ -76,7 +88,7 @@ def test_without_splits_a_row_is_the_same_in_any_chunk(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_large_scores_neither_overflow_nor_vanish(kernel: CpuAttention, dtype: torch.dtype) -> None:
-    problem = paged_problem(kernel, dtype, lens=((1, 700), (20, 300)))
+    problem = paged_problem(kernel, dtype, lens=((1, 2500), (20, 1300)))
     problem.scale = 10.0
     assert_close(problem.run(kernel), problem.expected(), 20 * TOLERANCE[dtype])
 

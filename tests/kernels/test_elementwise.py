@@ -1,6 +1,7 @@
 """Fused elementwise kernels, C++ and plain torch, against float64 arithmetic."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from blendrun.kernels.cpu import build, library
 from blendrun.kernels.cpu.argmax import argmax
 from blendrun.kernels.cpu.attention import CpuAttention
 from blendrun.kernels.cpu.rms_norm import add_rms_norm
-from blendrun.kernels.cpu.rotary import rotate_and_write
+from blendrun.kernels.cpu.rotary import RotaryWrites, rotate_and_write
 from blendrun.kernels.cpu.rotation import Rotation
 from blendrun.kernels.cpu.silu_mul import silu_mul
 
@@ -120,6 +121,49 @@ def test_rotated_keys_and_values_lie_in_their_slots(
     _assert_close(k_read, expected_k[rows, :num_kv_heads])
     assert torch.equal(v_read, v[rows])
     assert all(bool((x == 7).all()) for x in attention.read_kv(k_cache, v_cache, rest))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_norm", [False, True])
+def test_every_layer_of_a_step_is_written_as_if_it_were_alone(
+    dtype: torch.dtype, with_norm: bool
+) -> None:
+    attention = CpuAttention()
+    caches = [attention.alloc_kv_cache(4, 2, 16, 2, 64, dtype) for _ in range(2)]
+    for cache in (*caches[0], *caches[1]):
+        cache.zero_()
+    index = torch.arange(5).int(), torch.randperm(32)[:5]
+    cos, sin = torch.randn(2, 5, 32)
+    writes = attention.plan_writes(*index)
+    for layer in range(4):
+        strided = torch.randn(5, 9 + layer // 3, 64).to(dtype)  # the last one lies otherwise
+        norms = torch.randn(2, 64).to(dtype) if with_norm else (None, None)
+        rotation = Rotation(cos, sin, *norms, EPS)
+        twice = [strided.clone(), strided.clone()]
+        for fused, (k_cache, v_cache), run in zip(
+            twice,
+            caches,
+            (writes.run, lambda *tensors: rotate_and_write(*tensors, *index)),
+            strict=True,
+        ):
+            q, k, v = fused[:, :5], fused[:, 5:7], fused[:, 7:9]
+            run(q, k, v, rotation, k_cache[layer], v_cache[layer])
+        assert torch.equal(*twice)
+    for one, other in zip(*caches, strict=True):
+        assert torch.equal(one, other)
+        assert all(bool(layer.any()) for layer in one)
+
+
+def test_a_misfit_in_a_later_layer_is_refused() -> None:
+    k_cache, v_cache = CpuAttention().alloc_kv_cache(2, 1, 16, 1, 64, torch.float32)
+    writes = RotaryWrites(torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64))
+    q, angles = torch.zeros(1, 1, 64), torch.zeros(1, 32)
+    rotation = Rotation(angles, angles, None, None, EPS)
+    writes.run(q, q.clone(), q.clone(), rotation, k_cache[0], v_cache[0])
+    with pytest.raises(ValueError, match="must be"):
+        writes.run(q.bfloat16(), q, q, rotation, k_cache[1], v_cache[1])
+    with pytest.raises(ValueError, match="must be"):
+        writes.run(q, q, q, replace(rotation, cos=angles[:, :2]), k_cache[1], v_cache[1])
 
 
 def _rotated(x: Tensor, rotation: Rotation, norm: Tensor | None) -> Tensor:

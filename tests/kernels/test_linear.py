@@ -51,6 +51,57 @@ def test_gated_products_are_those_of_float64(num_in: int, num_rows: int):
         assert relative_error(actual, torch.nn.functional.silu(gate) * up) < 1e-2
 
 
+@pytest.mark.parametrize("num_rows", [1, 6, 50, 130])
+@pytest.mark.parametrize("num_in", [2, 6, 576, 1538])
+def test_rows_are_normed_before_the_product(num_in: int, num_rows: int):
+    x, weight, norm = random(num_rows, num_in), random(2 * WIDTH, num_in), random(num_in)
+    x *= torch.logspace(-3, 3, num_rows)[:, None].bfloat16()
+    bias, eps = random(2 * WIDTH), 1e-5
+    scale = torch.rsqrt(x.double().square().mean(dim=1, keepdim=True) + eps)
+    expected = (x.double() * scale * norm.double()) @ weight.double().T + bias.double()
+    panels = kernel.pack(weight, norm=norm)
+    assert relative_error(kernel.linear(x, panels, bias, eps=eps), expected) < 1e-2
+    gate, up = expected.chunk(2, dim=-1)
+    gated = kernel.pack(weight, is_gated=True, norm=norm)
+    actual = kernel.linear_silu_mul(x, gated, bias, eps=eps)
+    assert relative_error(actual, torch.nn.functional.silu(gate) * up) < 2e-2
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+@pytest.mark.parametrize("num_rows", [1, 6, 97, 205])
+@pytest.mark.parametrize("num_panels", [1, 2, 7])
+def test_the_best_column_is_that_of_the_product(num_panels: int, num_rows: int, num_threads: int):
+    torch.set_num_threads(num_threads)
+    x, panels = random(num_rows, 64), kernel.pack(random(num_panels * WIDTH, 64))
+    made, logits = kernel.linear_argmax(x, panels), kernel.linear(x, panels)
+    assert torch.equal(made.value, logits.float().amax(dim=1))
+    first = (logits == logits.amax(dim=1, keepdim=True)).int().argmax(dim=1)
+    assert torch.equal(made.column, first)
+    assert made.finite.all()
+
+
+def test_of_equal_columns_the_first_is_the_best():
+    weight = torch.zeros(4 * WIDTH, 8).bfloat16()
+    weight[[70, 75, 200]] = 1.0
+    made = kernel.linear_argmax(torch.ones(20, 8).bfloat16(), kernel.pack(weight))
+    assert made.column.tolist() == [70] * 20
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_rows_that_are_not_finite_are_marked(bad: float):
+    x, panels = random(100, 8), kernel.pack(random(3 * WIDTH, 8))
+    x[[3, 99], 5] = bad
+    made = kernel.linear_argmax(x, panels)
+    assert (~made.finite).nonzero()[:, 0].tolist() == [3, 99]
+    alone = kernel.linear_argmax(x[4:5], panels)
+    assert made.column[4] == alone.column[0]
+
+
+def test_no_rows_have_no_best_column():
+    made = kernel.linear_argmax(random(0, 8), kernel.pack(random(WIDTH, 8)))
+    assert [len(column) for column in made] == [0, 0, 0]
+
+
 @pytest.mark.parametrize("num_rows", [1, 7, 130])
 def test_a_product_is_added_to_what_is_there(num_rows: int):
     x, weight, bias = random(num_rows, 1538), random(2 * WIDTH, 1538), random(2 * WIDTH)
@@ -96,15 +147,25 @@ def test_the_reference_computes_the_same():
         rtol=3e-2,
         atol=3e-2,
     )
+    normed = [module.linear(x, panels, bias, eps=1e-5) for module in (kernel, reference)]
+    torch.testing.assert_close(*normed, rtol=2e-2, atol=5e-2)
+    both = (kernel.linear_argmax(x, panels), reference.linear_argmax(x, panels))
+    for mine, its in zip(*both, strict=True):
+        torch.testing.assert_close(mine.float(), its.float(), rtol=1e-2, atol=0)
 
 
 def test_a_row_is_the_same_to_the_last_bit_whatever_is_beside_it():
     x, panels = random(300, 1538), kernel.pack(random(3 * WIDTH, 1538))
     gated = kernel.pack(random(2 * WIDTH, 1538), is_gated=True)
     whole, inner = kernel.linear(x, panels), kernel.linear_silu_mul(x, gated)
+    normed, best = kernel.linear(x, panels, eps=1e-5), kernel.linear_argmax(x, panels)
     for first, last in ((0, 1), (17, 18), (3, 10), (100, 299)):
         assert torch.equal(kernel.linear(x[first:last], panels), whole[first:last])
         assert torch.equal(kernel.linear_silu_mul(x[first:last], gated), inner[first:last])
+        own = kernel.linear(x[first:last], panels, eps=1e-5)
+        assert torch.equal(own, normed[first:last])
+        for mine, its in zip(kernel.linear_argmax(x[first:last], panels), best, strict=True):
+            assert torch.equal(mine, its[first:last])
 
 
 @pytest.mark.parametrize("num_threads", [2, 3, 7])

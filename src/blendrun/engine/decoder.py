@@ -25,7 +25,8 @@ from blendrun.engine.rope import cos_sin, inverse_frequencies
 from blendrun.engine.row_blocks import in_blocks
 from blendrun.engine.step_part import StepPart
 from blendrun.engine.tensor_group import ALONE, TensorGroup
-from blendrun.kernels.cpu.linear import linear_add, linear_silu_mul
+from blendrun.kernels.cpu import linear as panels
+from blendrun.kernels.cpu.argmax import Best, best
 from blendrun.kernels.cpu.rotation import Rotation
 
 
@@ -120,8 +121,16 @@ class Decoder:
         """
         return self._linear(hidden, self.weights.head)
 
-    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        (out,) = in_blocks(lambda block: (linear(block, weight, bias),), self.row_block, x)
+    def best(self, hidden: Tensor) -> Best:
+        """Of each row of `logits`; written nowhere where the head is in panels."""
+        if is_panels(self.weights.head):
+            return panels.linear_argmax(hidden, self.weights.head)
+        return best(self.logits(hidden))
+
+    def _linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float | None = None
+    ) -> Tensor:
+        (out,) = in_blocks(lambda block: (linear(block, weight, bias, eps),), self.row_block, x)
         return out
 
     def _cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,22 +154,30 @@ class Decoder:
     def _add(self, part: StepPart, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         """Adds a product to the residual stream; at the next norm, if ranks add up theirs first."""
         if is_panels(weight) and self.group.shard.size == 1:
-            linear_add(x, weight, bias, part.hidden)
+            panels.linear_add(x, weight, bias, part.hidden)
             part.branch = None
         else:
             part.branch = self._linear(x, weight, bias)
 
-    def _norm(self, part: StepPart, weight: Tensor) -> Tensor:
-        """Of the residual stream, when all is added."""
+    def _norm(self, part: StepPart, weight: Tensor | None) -> tuple[Tensor, float | None]:
+        """Of the residual stream, when all is added.
+
+        Without a `weight`, which is in the panels then, the residual stream itself, and what the
+        product needs to norm it.
+        """
         eps = self.config.rms_eps
-        return self._elementwise.add_rms_norm(part.hidden, part.branch, weight, eps)
+        if weight is not None:
+            return self._elementwise.add_rms_norm(part.hidden, part.branch, weight, eps), None
+        if part.branch is not None:
+            part.hidden += part.branch
+        return part.hidden, eps
 
     def _qkv(self, layer: LayerWeights, part: StepPart, is_first: bool) -> None:
         if is_first:
             assert part.branch is not None
             part.hidden, part.branch = part.branch, None
-        x = self._norm(part, layer.input_norm)
-        part.x = self._linear(x, layer.qkv, layer.qkv_bias)
+        x, eps = self._norm(part, layer.input_norm)
+        part.x = self._linear(x, layer.qkv, layer.qkv_bias, eps)
 
     def _attention(self, index: int, layer: LayerWeights, part: StepPart) -> None:
         config, num_tokens = self.config, len(part.token_ids)
@@ -177,12 +194,12 @@ class Decoder:
         self._add(part, part.x, layer.out, layer.out_bias)
 
     def _mlp(self, layer: LayerWeights, part: StepPart) -> None:
-        x, mlp = self._norm(part, layer.post_norm), layer.mlp
+        (x, eps), mlp = self._norm(part, layer.post_norm), layer.mlp
         if isinstance(mlp, ExpertWeights):
             part.branch = self._experts(mlp, x)
             return
         if is_panels(mlp.gate_up):
-            inner = linear_silu_mul(x, mlp.gate_up, mlp.gate_up_bias)
+            inner = panels.linear_silu_mul(x, mlp.gate_up, mlp.gate_up_bias, eps=eps)
         else:
             inner = self._elementwise.silu_mul(self._linear(x, mlp.gate_up, mlp.gate_up_bias))
         self._add(part, inner, mlp.down, mlp.down_bias)
@@ -195,4 +212,4 @@ class Decoder:
         return visit(x, expert, share, experts, self._elementwise.silu_mul, self.row_block)
 
     def _final_norm(self, part: StepPart) -> None:
-        part.x = self._norm(part, self.weights.final_norm)
+        part.x, _ = self._norm(part, self.weights.final_norm)

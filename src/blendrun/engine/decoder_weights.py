@@ -36,14 +36,14 @@ class ExpertWeights:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    input_norm: Tensor  # [H]
+    input_norm: Tensor | None  # [H]; None: it is in the panels of qkv
     qkv: Tensor  # [(num_heads + 2 num_kv_heads) D, H]
     qkv_bias: Tensor | None
     q_norm: Tensor | None  # [D]
     k_norm: Tensor | None  # [D]
     out: Tensor  # [H, num_heads D]
     out_bias: Tensor | None
-    post_norm: Tensor  # [H]
+    post_norm: Tensor | None  # [H]; None: it is in the panels of the MLP's gate and up
     mlp: MlpWeights | ExpertWeights
 
 

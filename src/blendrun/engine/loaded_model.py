@@ -17,11 +17,11 @@ from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.deterministic import check_deterministic
 from blendrun.engine.device_memory import CudaMemory, kv_bytes
 from blendrun.engine.paged_attention import PagedAttention
-from blendrun.engine.products import pack_weights
 from blendrun.engine.row_blocks import ROW_BLOCK
 from blendrun.engine.self_check import check_compute
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.engine.tensor_group import ALONE, TensorGroup
+from blendrun.engine.weight_packing import pack_weights
 from blendrun.engine.weights import load_weights, random_weights
 from blendrun.errors import BackendError, InputError, PlanError
 from blendrun.schedule.plan_record import Plan

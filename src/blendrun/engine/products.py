@@ -1,11 +1,5 @@
-"""Matrix products with weights that are put in order once, where they are bfloat16.
+"""Matrix products with weights that are packed (`weight_packing`), or as they come."""
 
-Plain `torch.nn.functional.linear` has oneDNN reorder a weight in every call, which a step of few
-tokens pays as dearly as the product itself. A weight is packed for our own kernel on the CPUs that
-it is for (`kernels.cpu.linear`), else for oneDNN's.
-"""
-
-from dataclasses import replace
 from itertools import pairwise
 from typing import TypeGuard
 
@@ -13,24 +7,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from blendrun.engine.decoder_weights import (
-    DecoderWeights,
-    ExpertWeights,
-    LayerWeights,
-    MlpWeights,
-    Stack,
-)
+from blendrun.engine.decoder_weights import Stack
 from blendrun.engine.row_blocks import in_blocks
 from blendrun.kernels.cpu import linear as kernel
 
-_USUAL_TOKENS = 512  # whose order is good for steps of any size
 _GROUPED_ALIGN = 16  # bytes, of a matrix and its rows
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [T, in] times `weight` [out, in], packed or not, transposed, plus bias [out]."""
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """x [T, in] times `weight` [out, in], packed or not, transposed, plus bias [out].
+
+    `eps` is for panels with a norm in them (`kernels.cpu.linear`).
+    """
     if is_panels(weight):
-        return kernel.linear(x, weight, bias)
+        return kernel.linear(x, weight, bias, eps=eps)
     if weight.is_mkldnn:
         packed: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return packed
@@ -81,61 +73,3 @@ def _is_one_kernel(weights: Stack) -> TypeGuard[Tensor]:
         and hasattr(F, "grouped_mm")
         and all(stride * weights.itemsize % _GROUPED_ALIGN == 0 for stride in weights.stride()[:2])
     )
-
-
-def pack_weights(weights: DecoderWeights) -> DecoderWeights:
-    """The weights with their matrices packed, where that helps: bf16 on a CPU that has it.
-
-    Takes over the matrices of `weights`, which are empty afterwards: no more than one is there
-    twice, or one kind of a layer's experts.
-    """
-    if not _can_pack(weights.embedding):
-        return weights
-    layers = tuple(_pack_layer(layer) for layer in weights.layers)
-    is_tied = weights.head is weights.embedding  # which is looked up, too, and stays as it is
-    head = _packed(weights.embedding) if is_tied else _take_over(weights.head)
-    return replace(weights, layers=layers, head=head)
-
-
-def _can_pack(tensor: Tensor) -> bool:
-    return (
-        tensor.device.type == "cpu"
-        and tensor.dtype == torch.bfloat16
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-        and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    )
-
-
-def _pack_layer(layer: LayerWeights) -> LayerWeights:
-    return replace(
-        layer, qkv=_take_over(layer.qkv), out=_take_over(layer.out), mlp=_pack_mlp(layer.mlp)
-    )
-
-
-def _pack_mlp(mlp: MlpWeights | ExpertWeights) -> MlpWeights | ExpertWeights:
-    if isinstance(mlp, MlpWeights):
-        return replace(
-            mlp, gate_up=_take_over(mlp.gate_up, is_gated=True), down=_take_over(mlp.down)
-        )
-    return replace(mlp, gate_up=_take_over_all(mlp.gate_up), down=_take_over_all(mlp.down))
-
-
-def _take_over_all(weights: Stack) -> tuple[Tensor, ...]:
-    packed = tuple(_packed(weight) for weight in weights)
-    for weight in weights:  # which may have one storage
-        weight.untyped_storage().resize_(0)
-    return packed
-
-
-def _take_over(weight: Tensor, *, is_gated: bool = False) -> Tensor:
-    packed = _packed(weight, is_gated)
-    weight.untyped_storage().resize_(0)
-    return packed
-
-
-def _packed(weight: Tensor, is_gated: bool = False) -> Tensor:
-    if kernel.is_fast() and kernel.can_pack(weight):
-        return kernel.pack(weight, is_gated=is_gated)
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _USUAL_TOKENS)
-    return packed

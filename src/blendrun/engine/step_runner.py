@@ -24,6 +24,7 @@ from blendrun.engine.step_inputs import StepInputs
 from blendrun.engine.step_part import StepPart
 from blendrun.engine.tensor_group import Message
 from blendrun.engine.vocab_shards import best_tokens, whole_logits
+from blendrun.kernels.cpu.argmax import best as best_columns
 from blendrun.kernels.cpu.rotation import Rotation
 from blendrun.kernels.cpu.shared_prefixes import find_shared_prefixes
 from blendrun.tree.prefix_tree import Int32, Int64
@@ -141,10 +142,13 @@ class StepRunner:
         whole: list[Tensor | None] = []
         vocab_size, group = self._decoder.config.vocab_size, self._decoder.group
         for start in range(0, len(hidden), DRAWN_AT_ONCE):
-            logits = self._decoder.logits(hidden[start : start + DRAWN_AT_ONCE])
-            best.append(best_tokens(logits, vocab_size, group))
-            low, high = np.searchsorted(step.whole, [start, start + len(logits)])
-            if high > low:
+            some = hidden[start : start + DRAWN_AT_ONCE]
+            low, high = np.searchsorted(step.whole, [start, start + len(some)])
+            if high == low:
+                best.append(best_tokens(self._decoder.best(some), vocab_size, group))
+            else:
+                logits = self._decoder.logits(some)
+                best.append(best_tokens(best_columns(logits), vocab_size, group))
                 rows = torch.from_numpy(step.whole[low:high].astype(np.int64) - start)
                 rows = rows.to(logits.device)
                 chosen = logits if len(rows) == len(logits) else logits[rows]

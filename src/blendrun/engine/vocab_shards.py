@@ -11,27 +11,25 @@ from torch.nn import functional as F
 from blendrun.cost.tensor_shards import Shard
 from blendrun.engine.sampler import Sampled
 from blendrun.engine.tensor_group import TensorGroup
-from blendrun.kernels.cpu.argmax import argmax
+from blendrun.kernels.cpu.argmax import Best
 
 
-def best_tokens(logits: Tensor, vocab_size: int, group: TensorGroup) -> Sampled | None:
+def best_tokens(best: Best, vocab_size: int, group: TensorGroup) -> Sampled | None:
     """The best token of each row; None on all ranks but the first.
 
-    `logits` [R, columns of this rank]. Of equal best ones the first rank's counts.
+    `best` is among the columns of this rank. Of equal ones the first rank's counts.
     """
-    place, finite = argmax(logits)
-    value = logits.gather(1, place[:, None])[:, 0]
     first = group.shard.piece(vocab_size).start
     # float64 holds every float32 and every token id
-    mine = torch.stack([value.double(), (place + first).double(), finite.double()])
+    mine = torch.stack([best.value.double(), (best.column + first).double(), best.finite.double()])
     parts = group.gather(mine)
     if parts is None:
         return None
     values, ids, are_finite = torch.stack(parts, dim=1)  # [size, R] each
     bad = ~(are_finite > 0).all(dim=0)
     rank = values.nan_to_num().argmax(dim=0, keepdim=True)
-    best = ids.gather(0, rank)[0].masked_fill(bad, 0).int()
-    return Sampled(best.cpu().numpy(), bad.cpu().numpy())
+    token_ids = ids.gather(0, rank)[0].masked_fill(bad, 0).int()
+    return Sampled(token_ids.cpu().numpy(), bad.cpu().numpy())
 
 
 def whole_logits(logits: Tensor, vocab_size: int, group: TensorGroup) -> Tensor | None:

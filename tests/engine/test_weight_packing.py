@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from blendrun.engine.decoder_weights import DecoderWeights, ExpertWeights, LayerWeights, MlpWeights
-from blendrun.engine.products import grouped_linear, is_panels, linear, pack_weights, shape_of
+from blendrun.engine.products import grouped_linear, is_panels, linear, shape_of
+from blendrun.engine.weight_packing import pack_weights
 from blendrun.kernels.cpu import linear as kernel
 
 
@@ -38,12 +39,14 @@ def test_packed_products_are_those_of_the_plain_weights(tokens: int, size: int):
     plain = random_weights(torch.bfloat16, tied=True, size=size)
     kept, bias = [matrix.clone() for matrix in matrices(plain)], plain.layers[0].qkv_bias
     packed = pack_weights(plain)
+    norms = {QKV: plain.layers[0].input_norm, GATE_UP: plain.layers[0].post_norm}
     x = torch.randn(tokens, size).bfloat16()
     for place, (weight, matrix) in enumerate(zip(kept, matrices(packed), strict=True)):
         own = bias if place == 0 else None
         assert is_panels(matrix) if size == 64 and kernel.is_fast() else matrix.is_mkldnn
         assert shape_of(matrix) == tuple(weight.shape)
         if is_panels(matrix):
+            weight = weight * norms.get(place, 1)
             assert torch.equal(kernel.unpack(matrix, is_gated=place == GATE_UP), weight)
             weight = kernel.unpack(matrix)  # gate and up in the panels' own order
         expected = torch.nn.functional.linear(x, weight, own)
@@ -52,12 +55,21 @@ def test_packed_products_are_those_of_the_plain_weights(tokens: int, size: int):
     torch.testing.assert_close(linear(x, packed.head), expected)
 
 
-GATE_UP = 2  # its place among them
+QKV, GATE_UP = 0, 2  # their places among them
 
 
 def matrices(weights: DecoderWeights) -> list[Tensor]:
     layer = weights.layers[0]
     return [layer.qkv, layer.out, layer.mlp.gate_up, layer.mlp.down]
+
+
+@pytest.mark.usefixtures("bf16_products")
+@pytest.mark.parametrize("size", [48, 64])
+def test_norms_are_where_their_weights_are_not_in_panels(size: int):
+    plain = random_weights(torch.bfloat16, tied=True, size=size)
+    own, layer = plain.layers[0], pack_weights(plain).layers[0]
+    assert layer.input_norm is (None if is_panels(layer.qkv) else own.input_norm)
+    assert layer.post_norm is (None if is_panels(layer.mlp.gate_up) else own.post_norm)
 
 
 @pytest.mark.usefixtures("bf16_products")
