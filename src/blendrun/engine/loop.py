@@ -5,6 +5,7 @@ they end. What unfinished ones have is saved less often, and whenever the run st
 loses what came after that and nothing else.
 """
 
+import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -132,11 +133,13 @@ class RunLoop:
 
     def run(self) -> None:
         """Run to the end; whatever stops it, what was made is saved first."""
+        gc.freeze()  # the model and the plan, which the collector would go through again and again
         try:
             self._deadline.check()
             while self._goes_on(self._step()):
                 self._deadline.check()
         finally:
+            gc.unfreeze()
             self._save_all()
         self._cache.check_integrity(self._batcher.free_pages)
 
