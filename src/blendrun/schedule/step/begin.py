@@ -273,7 +273,10 @@ def _lengths(job: BatcherJob, stratum: Int32, strata: int, longest: int) -> Leng
     rows["finished"] = events.sum(axis=1)
     return Lengths(
         edge=edge,
-        events=events,
+        events=np.zeros((strata, bins)),
+        before=events,
+        elsewhere=np.zeros((strata, bins)),
+        running_elsewhere=np.zeros((strata, bins)),
         survival=np.ones((strata, bins + 1)),
         tail=np.zeros((strata, bins + 1)),
         tail_t=np.zeros((strata, bins + 1)),
