@@ -1,7 +1,8 @@
 """Expected output lengths, planned or learned from the run itself. Compiled.
 
 Learned ones are a Kaplan-Meier estimate per stratum: finished outputs are events, running ones are
-censored at their age. Survival beyond the last event holds until about twice the largest age.
+censored at their age. Survival beyond the last event holds until about twice the largest age, or
+until the longest output that is allowed.
 """
 
 import numpy as np
@@ -132,6 +133,7 @@ def _estimate(
     end = 2 * max(edge[last + 1] if any_ended else 0.0, oldest)
     if not any_ended:
         end = max(end, lengths.strata[stratum].prior)
+    end = min(end, lengths.strata[stratum].max_output)
     tail, tail_t = lengths.tail[stratum], lengths.tail_t[stratum]
     tail[num_bins] = tail_t[num_bins] = 0.0
     for b in range(num_bins - 1, -1, -1):

@@ -83,6 +83,7 @@ SLOT = np.dtype(
 STRATUM = np.dtype(
     [
         ("prior", np.float64),  # mean of the planned lengths
+        ("max_output", np.float64),  # no output is longer
         ("running", np.int64),
         ("finished", np.int64),
         ("total", np.int64),
