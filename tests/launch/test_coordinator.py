@@ -163,6 +163,17 @@ def test_nothing_is_levelled_before_lengths_are_known(is_learning: bool):
     assert bool(orders) == (not is_learning)
 
 
+@pytest.mark.parametrize(("left_s", "is_late"), [(1.5, False), (0.5, True)])
+def test_nothing_is_levelled_before_half_of_a_ranks_time_is_over(left_s: float, is_late: bool):
+    made = coordinator([0, 1, 2], [3, 4, 5, 6, 7])
+    both_up(made)
+    made.reported(1, report(waiting=5, left_s=9.0))
+    orders = []
+    for _ in range(20):  # its steps have taken a second
+        orders += made.reported(0, report(waiting=3, left_s=left_s))
+    assert bool(orders) == is_late
+
+
 def test_two_ranks_do_not_ask_for_the_same():
     made = coordinator([], [0, 1, 2, 3, 4, 5], [6], n=8)
     made.begin()
