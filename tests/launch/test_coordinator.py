@@ -6,13 +6,15 @@ import pytest
 from blendrun.engine.rank_figures import RankFigures
 from blendrun.launch.coordinator import Coordinator
 from blendrun.launch.local import core_shares
-from blendrun.launch.messages import Give, GiveRunning, Report
+from blendrun.launch.messages import Give, GiveRunning, Learn, Report
 from blendrun.launch.orders import Condemn, GiveUp, Order, Send, Start
 from blendrun.launch.share import seconds_of
 from blendrun.launch.work import Work
+from blendrun.schedule.step.outputs import Outputs
 from tiny_jobs import cost_model, tree_of
 
 NOTHING = np.zeros(0, np.int32)
+NO_OUTPUTS = Outputs.nothing()
 
 
 def numbers(*requests: int) -> np.ndarray:
@@ -32,9 +34,10 @@ def report(
     left_s: float = 0.0,
     reads_s: float = 0.0,
     is_learning: bool = False,
+    outputs: Outputs = NO_OUTPUTS,
 ) -> Report:
     figures = RankFigures(
-        running, waiting, left_s, reads_s, 0.0, is_learning, 1000, 1.0, 1.0, 0, np.zeros(0)
+        running, waiting, left_s, reads_s, 0.0, is_learning, 1000, 1.0, 1.0, 0, np.zeros(0), outputs
     )
     return Report(numbers(*ended), figures)
 
@@ -160,6 +163,17 @@ def test_nothing_is_levelled_before_lengths_are_known(is_learning: bool):
     assert bool(orders) == (not is_learning)
 
 
+@pytest.mark.parametrize(("left_s", "is_late"), [(1.5, False), (0.5, True)])
+def test_nothing_is_levelled_before_half_of_a_ranks_time_is_over(left_s: float, is_late: bool):
+    made = coordinator([0, 1, 2], [3, 4, 5, 6, 7])
+    both_up(made)
+    made.reported(1, report(waiting=5, left_s=9.0))
+    orders = []
+    for _ in range(20):  # its steps have taken a second
+        orders += made.reported(0, report(waiting=3, left_s=left_s))
+    assert bool(orders) == is_late
+
+
 def test_two_ranks_do_not_ask_for_the_same():
     made = coordinator([], [0, 1, 2, 3, 4, 5], [6], n=8)
     made.begin()
@@ -187,6 +201,32 @@ def test_running_requests_move_where_no_others_can():
     ((rank, _, again),) = sent(made.loaded(0))
     assert rank == 0
     assert set(again) <= {6, 7}, "they had not begun there"
+
+
+def test_ranks_hear_of_outputs_of_others_also_of_those_that_died():
+    made = coordinator([0, 1, 2], [3, 4, 5, 6, 7])
+    both_up(made)
+    one, two = (
+        Outputs(np.array([place]), numbers(1), numbers(running))
+        for place, running in ((3, 4), (5, 6))
+    )
+    assert made.reported(0, report(waiting=3, outputs=one)) == []
+    (learn,) = made.reported(1, report(waiting=5, outputs=two))
+    assert isinstance(learn.message, Learn)
+    assert counts(learn) == (1, [3], [1], [4])
+    made.died(1, NOTHING)
+    (learn,) = made.reported(0, report(waiting=3, outputs=one))
+    assert counts(learn) == (0, [5], [1], [0]), "nothing runs there any more"
+    made.loaded(1)
+    learn, *_ = made.reported(1, report(waiting=5))
+    assert counts(learn) == (1, [3, 5], [1, 1], [4, 0])
+
+
+def counts(order: Order) -> tuple[int, list[int], list[int], list[int]]:
+    outputs = order.message.outputs
+    return order.rank, *(
+        column.tolist() for column in (outputs.place, outputs.ended, outputs.running)
+    )
 
 
 def test_a_single_running_request_stays_where_it_is():

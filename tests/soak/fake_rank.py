@@ -24,6 +24,7 @@ from blendrun.launch.messages import OpenWindow, Running
 from blendrun.launch.rank_feed import RankFeed
 from blendrun.launch.worker import RankJob
 from blendrun.schedule.plan_file import read_header, read_plan, window_paths
+from blendrun.schedule.step.outputs import Outputs
 
 ENGINE = "soak.fake_rank:open_engine"
 FAULTS = "faults.json"
@@ -115,12 +116,14 @@ class FakeLoop:
         del self._running[last]
         return np.array([last], np.int32), None
 
+    def observe(self, elsewhere: Outputs) -> None: ...
+
     def figures(self) -> RankFigures:
         waiting, running = len(self._waiting), len(self._running)
         seconds = 0.005 * self._steps
         return RankFigures(
             running, waiting, 0.01 * waiting, 0.01 * running, 0.0, False, 1000, seconds, seconds,
-            self._tokens, np.zeros(0),
+            self._tokens, np.zeros(0), Outputs.nothing(),
         )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import numpy as np
 
 from blendrun.engine.rank_figures import RankFigures
 from blendrun.schedule.step.expectations import enough_ended
+from blendrun.schedule.step.outputs import Outputs
 from blendrun.schedule.step.state import State
 
 
@@ -15,6 +16,7 @@ def figures_of(
     decodes = max(float(counts["rest_decodes"]), 0.0)
     compute_s = max(float(counts["prefill_s"]), 0.0) + decodes * float(limits["decode_s"])
     knows = (strata["finished"] > 0) & (strata["finished"] >= enough_ended(strata["total"]))
+    knows |= strata["told"]
     free_pages = int(counts["free_pages"] + counts["idle_pages"] - counts["promised_pages"])
     return RankFigures(
         int(counts["num_running"]),
@@ -28,6 +30,7 @@ def figures_of(
         expected_s,
         output_tokens,
         np.where(knows, strata["mean_len"], 0.0),
+        Outputs.of(state),
     )
 
 

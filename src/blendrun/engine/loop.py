@@ -30,6 +30,7 @@ from blendrun.engine.step_result import EngineCounts, StepResult
 from blendrun.engine.unfinished import Unfinished
 from blendrun.schedule.batch import Batch, Freed
 from blendrun.schedule.batcher import Batcher
+from blendrun.schedule.step.outputs import Outputs
 from blendrun.tree.prefix_tree import Int32
 
 
@@ -176,6 +177,10 @@ class RunLoop:
         generated = self._generations.lengths(requests)
         for request in self._batcher.deposit(requests, generated).tolist():
             self.fail(request, self._too_large(request))
+
+    def observe(self, elsewhere: Outputs) -> None:
+        """Other ranks have made these outputs, or make them."""
+        self._batcher.observe(elsewhere)
 
     def fail(self, request: int, error: str) -> None:
         """Answer a request that cannot run with an error row."""

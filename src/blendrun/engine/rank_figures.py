@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from blendrun.schedule.step.outputs import Outputs
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankFigures:
@@ -19,3 +21,4 @@ class RankFigures:
     expected_s: float  # … and should have taken this long
     output_tokens: int  # so far
     mean_len: npt.NDArray[np.float64]  # [S] expected output of a stratum's requests; 0: unlearned
+    outputs: Outputs  # since its process began

@@ -12,12 +12,13 @@ import pyarrow as pa
 
 from blendrun.launch.holdings import POOL, SUSPECTED, Holdings
 from blendrun.launch.levelling import wish
-from blendrun.launch.messages import Give, Report, Take
+from blendrun.launch.messages import Give, Learn, Report, Take
 from blendrun.launch.orders import Condemn, GiveUp, Order, Send, Start
 from blendrun.launch.rank_record import Phase, RankRecord
 from blendrun.launch.share import requests_to_move, seconds_of
 from blendrun.launch.suspects import Suspects
 from blendrun.launch.work import Forecast, Work
+from blendrun.schedule.step.outputs import Outputs
 from blendrun.tree.prefix_tree import Int32
 
 MOST_RESTARTS = 3  # of a rank, and as many more …
@@ -26,6 +27,7 @@ _LOW_FRAC = 0.03  # of what a rank was given last: then it runs out
 _LEAST_GAIN = 0.02  # of the time left; less moves only to a rank that waits for work
 _EARLY_GAIN = 0.05  # likewise, to a rank that has enough for now
 _LEVEL_EVERY = 10  # reports, after which a rank may get more
+_TELL_EVERY = 1  # reports, after which a rank hears of outputs of others
 
 
 class Coordinator:
@@ -84,7 +86,7 @@ class Coordinator:
         self._held.done[report.ended] = True
         if record.on_trial is not None and self._held.done[record.on_trial].all():
             record.on_trial = None
-        return self._feed(rank) + self._feed_dry(rank)
+        return self._tell(rank) + self._feed(rank) + self._feed_dry(rank)
 
     def gave(self, rank: int, requests: Int32, answers: pa.Table | None = None) -> list[Order]:
         """A rank gives requests back that it was asked for."""
@@ -140,7 +142,7 @@ class Coordinator:
         if record.on_trial is not None:
             return []
         if record.waiting > _LOW_FRAC * record.had:
-            if record.reports % _LEVEL_EVERY or any(one.is_learning for one in self.ranks):
+            if record.reports % _LEVEL_EVERY or not self._is_late(rank):
                 return []
             return self._level(rank, _EARLY_GAIN)
         if record.is_dry and self._suspects:
@@ -172,6 +174,15 @@ class Coordinator:
         moved = requests_to_move(tree, pool, lengths, cost, max(wanted_s, 0.0))
         return [self._take(rank, moved)]
 
+    def _is_late(self, rank: int) -> bool:
+        """Half of its time is over, and lengths are known well enough to go by.
+
+        Before, what a rank has left is more of a guess than a difference, and can still move later.
+        """
+        if any(one.is_learning for one in self.ranks):
+            return False
+        return self.ranks[rank].stepped_s >= self.left_s(rank)
+
     def _level(self, rank: int, least_gain: float) -> list[Order]:
         """From a rank that has more left to do."""
         found = wish(rank, self.ranks, self._held, self._forecast, least_gain)
@@ -185,6 +196,14 @@ class Coordinator:
         # until both say how much it was: others must not ask for the same
         giver.rest, record.rest = giver.rest.less(found.moved), record.rest.plus(found.moved)
         return [Send(found.giver, found.message)]
+
+    def _tell(self, rank: int) -> list[Order]:
+        """What others have seen of output lengths, every so often."""
+        if self.ranks[rank].reports % _TELL_EVERY:
+            return []
+        others = [one.outputs for r, one in enumerate(self.ranks) if r != rank]
+        outputs = Outputs.total(others + [one.earlier_outputs for one in self.ranks])
+        return [Send(rank, Learn(outputs))] if len(outputs.place) else []
 
     def _take(self, rank: int, requests: Int32, answers: pa.Table | None = None) -> Send:
         """`requests` lie with `rank` from now on."""

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from blendrun.engine.rank_figures import RankFigures
+from blendrun.schedule.step.outputs import Outputs
 from blendrun.tree.prefix_tree import Int32
 
 
@@ -29,6 +30,13 @@ class Take:
 
     requests: Int32
     answers: pa.Table | None = None  # UNFINISHED_SCHEMA: what some of them have so far
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Learn:
+    """To a rank: all outputs of the others so far."""
+
+    outputs: Outputs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,5 +114,5 @@ class Failed:
     hint: str | None
 
 
-ToRank = OpenWindow | Take | Give | GiveRunning | CloseWindow | Stop
+ToRank = OpenWindow | Take | Learn | Give | GiveRunning | CloseWindow | Stop
 FromRank = Loaded | Running | Begun | Report | Gave | Closed | Failed

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from blendrun.launch.messages import Give, GiveRunning, Take
+from blendrun.launch.messages import Give, GiveRunning, Learn, Take
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class Start:
 @dataclass(frozen=True, slots=True, eq=False)
 class Send:
     rank: int
-    message: Take | Give | GiveRunning
+    message: Take | Learn | Give | GiveRunning
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from blendrun.launch.messages import (
     Gave,
     Give,
     GiveRunning,
+    Learn,
     Report,
     Stop,
     Take,
@@ -58,6 +59,8 @@ class RankFeed:
                 self._channel.send(Gave(*loop.withdraw(message.requests)))
             if isinstance(message, GiveRunning):
                 self._channel.send(Gave(*loop.release(message.memory_s, message.room)))
+            if isinstance(message, Learn):
+                loop.observe(message.outputs)
             if isinstance(message, Take):
                 loop.deposit(message.requests, message.answers)
                 is_dry = False

@@ -15,11 +15,12 @@ from blendrun.engine.simulated_job import Outcome, Prepared, SimulatedJob, Simul
 from blendrun.engine.simulation import COMPUTE, MEMORY, SECONDS, Log, Simulated, VirtualRun
 from blendrun.errors import BackendError
 from blendrun.launch.coordinator import Coordinator
-from blendrun.launch.messages import Begun, Give, GiveRunning, Report, Take
+from blendrun.launch.messages import Begun, Give, GiveRunning, Learn, Report, Take
 from blendrun.launch.orders import GiveUp, Order, Send, Start
 from blendrun.launch.work import Work
 from blendrun.schedule.partition import partition
 from blendrun.schedule.step.handover import deposited, released, withdrawn
+from blendrun.schedule.step.outputs import observed
 from blendrun.schedule.step.state import DONE, WAITING
 from blendrun.tree.prefix_tree import Int32
 
@@ -110,6 +111,10 @@ class _VirtualRank:
                 run.state, self._prepared.batcher_job, run.order, message.requests, generated
             )
 
+    def learn(self, message: Learn) -> None:
+        if self.run is not None:
+            observed(self.run.state, message.outputs)
+
     def give(self, message: Give | GiveRunning) -> tuple[Int32, Int32]:
         """Requests that it gives, and output tokens that they have."""
         if self.run is None:
@@ -192,6 +197,8 @@ class _VirtualRanks:
                 requests = order.message.requests
                 self._ranks[order.rank].take(order.message, self._generated[requests], now_s)
                 self._generated[requests] = 0
+            elif isinstance(order, Send) and isinstance(order.message, Learn):
+                self._ranks[order.rank].learn(order.message)
             elif isinstance(order, Send) and isinstance(order.message, (Give, GiveRunning)):
                 taken, generated = self._ranks[order.rank].give(order.message)
                 self._generated[taken] = generated

@@ -34,6 +34,7 @@ from blendrun.launch.messages import (
     ToRank,
 )
 from blendrun.launch.rank_feed import RankFeed, StoppedError
+from blendrun.schedule.step.outputs import Outputs
 from blendrun.tree.prefix_tree import Int32
 
 
@@ -74,6 +75,8 @@ class Loop(Protocol):
     def withdraw(self, requests: Int32) -> tuple[Int32, pa.Table]: ...
 
     def release(self, memory_s: float, room: int) -> tuple[Int32, pa.Table]: ...
+
+    def observe(self, elsewhere: Outputs) -> None: ...
 
     def figures(self) -> RankFigures: ...
 

@@ -17,6 +17,7 @@ from blendrun.schedule.step.admit import too_large
 from blendrun.schedule.step.begin import BatcherJob, BatchLimits, Steering, new_state
 from blendrun.schedule.step.decide import OVER, STUCK, TOO_LARGE, commit, decide
 from blendrun.schedule.step.handover import deposited, released, withdrawn
+from blendrun.schedule.step.outputs import Outputs, observed
 from blendrun.schedule.step.state import State
 from blendrun.schedule.step.steering import begin, refreshed
 from blendrun.tree.prefix_tree import Int32
@@ -149,6 +150,10 @@ class Batcher:
         )
         self.learns = bool(self.state.limits["learns"])
         return large
+
+    def observe(self, elsewhere: Outputs) -> None:
+        """Learn from outputs of requests of the job that run or have ended elsewhere, too."""
+        observed(self.state, elsewhere)
 
     def _batch(self) -> Batch:
         step, slots, counts = self.state.step, self.state.slots, self.state.counts

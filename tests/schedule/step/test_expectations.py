@@ -93,6 +93,15 @@ def test_an_output_never_is_expected_beyond_its_limit():
     assert rest_of(state, 0, 60)[0] == 4
 
 
+def test_running_outputs_are_taken_to_end_at_the_longest_that_is_allowed():
+    means = []
+    for max_output in (100_000, 250):
+        state = state_of(40, max_output=max_output)
+        observe(state, np.full(20, 5), running=(200,) * 20)
+        means.append(rest_of(state, 0, 0)[0])
+    assert means == [pytest.approx((5 + 400) / 2, rel=0.1), pytest.approx((5 + 250) / 2, rel=0.1)]
+
+
 def test_a_planned_length_that_has_passed_is_taken_to_be_two_thirds():
     tree = tree_of(distinct([3]))
     job = batcher_job(tree, [50], believed=[50], max_output=[1000])

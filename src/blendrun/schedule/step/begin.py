@@ -266,6 +266,9 @@ def _lengths(job: BatcherJob, stratum: Int32, strata: int, longest: int) -> Leng
     rows["prior"] = rows["mean_len"] = rows["listed_mean"] = np.maximum(prior, 1.0)
     rows["total"] = np.bincount(learned, minlength=strata)
     rows["square_len"] = 2 * rows["prior"] ** 2
+    rows["max_output"] = 1.0
+    is_learned = stratum != UNLEARNED
+    np.maximum.at(rows["max_output"], stratum[is_learned], job.max_output[is_learned])
     seen = stratum[job.seen_request]
     place = np.clip(np.searchsorted(edge, job.seen_output, side="right") - 1, 0, bins - 1)
     events = np.zeros((strata, bins))
@@ -273,7 +276,10 @@ def _lengths(job: BatcherJob, stratum: Int32, strata: int, longest: int) -> Leng
     rows["finished"] = events.sum(axis=1)
     return Lengths(
         edge=edge,
-        events=events,
+        events=np.zeros((strata, bins)),
+        before=events,
+        elsewhere=np.zeros((strata, bins)),
+        running_elsewhere=np.zeros((strata, bins)),
         survival=np.ones((strata, bins + 1)),
         tail=np.zeros((strata, bins + 1)),
         tail_t=np.zeros((strata, bins + 1)),

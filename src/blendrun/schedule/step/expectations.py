@@ -1,13 +1,15 @@
 """Expected output lengths, planned or learned from the run itself. Compiled.
 
 Learned ones are a Kaplan-Meier estimate per stratum: finished outputs are events, running ones are
-censored at their age. Survival beyond the last event holds until about twice the largest age.
+censored at their age. Survival beyond the last event holds until about twice the largest age, or
+until the longest output that is allowed.
 """
 
 import numpy as np
 
 from blendrun.compiled import compiled, compiled_part
-from blendrun.schedule.step.state import UNLEARNED, Lengths, State
+from blendrun.schedule.step.state import UNLEARNED, Bools, Lengths, State
+from blendrun.tree.annotate import Float64
 from blendrun.tree.prefix_tree import Int64
 
 _BIN_GROWTH = 1.085
@@ -28,11 +30,17 @@ def enough_ended(total: Int64) -> Int64:
     return enough
 
 
+def vouches(ended: Float64, running: Float64) -> Bools:
+    """Whether other batchers know enough of strata: at least half of what began has ended."""
+    enough: Bools = (ended >= _LEARNED_EVENTS) & (ended >= running)
+    return enough
+
+
 @compiled_part
 def is_learned(lengths: Lengths, stratum: int) -> bool:
     """Whether enough has ended to go by: 8 outputs, or half of a small stratum."""
     enough = min(_LEARNED_EVENTS, (lengths.strata[stratum].total + 1) // 2)
-    return lengths.strata[stratum].finished >= enough
+    return lengths.strata[stratum].told or lengths.strata[stratum].finished >= enough
 
 
 @compiled_part
@@ -79,11 +87,16 @@ def _residual(lengths: Lengths, stratum: int, age: float) -> tuple[float, float]
 
 @compiled
 def learn(state: State) -> None:
-    """Estimate survival anew from all outputs so far, finished and running."""
+    """Estimate survival anew from all outputs so far, finished and running, here and elsewhere."""
     lengths, slots, columns = state.lengths, state.slots, state.requests
     num_strata, num_bins = lengths.events.shape
     running = np.zeros((num_strata, num_bins + 1))
     oldest = np.zeros(num_strata)
+    for stratum in range(num_strata):
+        for b in range(num_bins):
+            if lengths.running_elsewhere[stratum, b] > 0:
+                running[stratum, b] = lengths.running_elsewhere[stratum, b]
+                oldest[stratum] = lengths.edge[b]
     for i in range(state.counts.num_running):
         request = slots[state.ordered.by_age[i]].request
         stratum = columns[request].stratum
@@ -104,7 +117,8 @@ def _estimate(
     running: np.ndarray[tuple[int], np.dtype[np.float64]],
     oldest: float,
 ) -> None:
-    edge, events = lengths.edge, lengths.events[stratum]
+    edge = lengths.edge
+    events = lengths.events[stratum] + lengths.before[stratum] + lengths.elsewhere[stratum]
     survival, num_bins = lengths.survival[stratum], len(events)
     at_risk, last = events.sum() + running.sum(), 0
     survival[0] = 1.0
@@ -119,6 +133,7 @@ def _estimate(
     end = 2 * max(edge[last + 1] if any_ended else 0.0, oldest)
     if not any_ended:
         end = max(end, lengths.strata[stratum].prior)
+    end = min(end, lengths.strata[stratum].max_output)
     tail, tail_t = lengths.tail[stratum], lengths.tail_t[stratum]
     tail[num_bins] = tail_t[num_bins] = 0.0
     for b in range(num_bins - 1, -1, -1):

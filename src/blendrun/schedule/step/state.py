@@ -83,9 +83,11 @@ SLOT = np.dtype(
 STRATUM = np.dtype(
     [
         ("prior", np.float64),  # mean of the planned lengths
+        ("max_output", np.float64),  # no output is longer
         ("running", np.int64),
         ("finished", np.int64),
         ("total", np.int64),
+        ("told", np.bool_),  # enough has ended in other batchers to go by
         ("mean_len", np.float64),  # output tokens, …
         ("square_len", np.float64),  # … and their square, expected of a request that has not begun
         ("listed_mean", np.float64),  # as of the last division into left and right
@@ -128,6 +130,9 @@ class Lengths(NamedTuple):
 
     edge: Float64  # [B + 1]
     events: Float64  # [S, B] outputs that ended in the bin
+    before: Float64  # [S, B] likewise, before the run
+    elsewhere: Float64  # [S, B] likewise, in other batchers, …
+    running_elsewhere: Float64  # [S, B] … and those that run there, by their tokens so far
     survival: Float64  # [S, B + 1] share that reaches the bin
     tail: Float64  # [S, B + 1] integral of survival from the bin's edge on
     tail_t: Float64  # [S, B + 1] integral of survival times length
