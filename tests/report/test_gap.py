@@ -139,6 +139,27 @@ def test_a_slow_disk_shows_as_files(mixed_plan: Path, tmp_path: Path):
     assert gap.largest == "files"
     assert gap.seconds["files"] == pytest.approx(before.wall_s, rel=0.01)
     assert abs(gap.seconds[UNEXPLAINED]) <= SLOWER_FRAC * gap.wall_s
+    explained = make_report(run).explained
+    assert explained is not None
+    assert explained.facts.between_steps_s == pytest.approx(gap.seconds["files"], rel=1e-6)
+    assert explained.sentence("files").endswith("then: a faster disk for the run folder")
+
+
+def test_beginnings_that_ranks_compute_each_are_no_lack_of_memory(tmp_path: Path):
+    run = simulated_run(tmp_path, job_rows(2, 60, 400, 10, (3, 8)), dp=2, policy="arrival")
+    explained = make_report(run).explained
+    assert explained is not None
+    said = explained.sentence("lost_sharing")
+    assert "ranks that share no KV" in said
+    assert "memory" not in said
+
+
+def test_a_part_that_costs_nothing_has_no_remedy(tmp_path: Path):
+    run = simulated_run(tmp_path, SHARED, policy="dfs")
+    explained = make_report(run).explained
+    assert explained is not None
+    assert explained.facts.gap.part_of_wall("fewest_steps") < 5e-4
+    assert explained.sentence("fewest_steps").startswith("next to nothing")
 
 
 def test_a_slow_rank_shows_as_imbalance_of_ranks(mixed_plan: Path, tmp_path: Path):

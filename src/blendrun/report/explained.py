@@ -86,6 +86,8 @@ def explain_run(
         priced_model_s=float(steps.run_s.sum() + steps.collective_s.sum() + fixed_s),
         priced_attention_s=float(steps.read_s.sum() + steps.prefill_attention_s.sum()),
         was_replayed=replay is not None,
+        most_pages_frac=float((steps.pages_used / np.maximum(steps.num_pages, 1)).max()),
+        between_steps_s=_between_s(steps) / ranks,
         small_held=_most_held(steps, held),
         pace=RankPace.of(steps),
     )
@@ -110,6 +112,12 @@ def _lengths(run_dir: Path) -> tuple[Int64, Int64]:
     answers = answers.filter(pc.equal(answers["status"], "ok"))
     prompt_len, output_len = (answers[name].to_numpy().astype(np.int64) for name in names)
     return prompt_len, output_len
+
+
+def _between_s(steps: PricedSteps) -> float:
+    """Rank-seconds between the first step of each lane and its last in which none ran."""
+    spans = (steps.end_s[of.steps].max() - steps.start_s[of.steps].min() for of in steps.lanes)
+    return float(sum(spans) - steps.step_s.sum())
 
 
 def _most_held(steps: PricedSteps, held: npt.NDArray[np.int8]) -> Held:

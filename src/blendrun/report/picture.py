@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from blendrun.report.spans import Spans
 from blendrun.report.themed_svg import STYLE, themed_svg
@@ -59,18 +59,33 @@ def cells(x: Float64, y: Float64, weight: Float64) -> tuple[Float64, Float64, Fl
 
 def time_axis(axes: Axes, over: Spans) -> None:
     axes.set_xlim(0, float(over.middle_s[-1] + over.middle_s[0]))
+    time_ticks(axes)
+
+
+def time_ticks(axes: Axes) -> None:
+    """Few, at round times, none of which reads like another."""
+    longest_s = axes.get_xlim()[1]
     axes.xaxis.set_major_locator(MaxNLocator(7))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_seconds(value)))
+    axes.xaxis.set_major_formatter(
+        FuncFormatter(lambda at_s, _: f"{at_s:.6g} s" if longest_s < 60 else format_seconds(at_s))
+    )
 
 
-def plain(axes: Axes) -> None:
-    plain = FuncFormatter(lambda value, _: f"{value:,.12g}")
-    axes.xaxis.set_major_formatter(plain)
-    axes.yaxis.set_major_formatter(plain)
+def log_axes(axes: Axes) -> None:
+    """Logarithmic, with plain numbers; over less than two decades more of them."""
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        subs = (1.0,) if high > 100 * low else (1.0, 2.0, 5.0)
+        axis.set_major_locator(LogLocator(subs=subs))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
+        axis.set_minor_formatter(NullFormatter())
 
 
 def from_zero(axes: Axes, values: Float64) -> None:
-    axes.set_ylim(0, max(float(np.nanmax(values)) * 1.08, 1e-9))
+    """Counts from 0 up."""
+    axes.set_ylim(0, max(float(np.nanmax(values)) * 1.08, 1.0))
+    axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
 
 

@@ -34,6 +34,10 @@ TITLES: Mapping[str, str] = {
 }
 
 
+SMALL_FRAC = 5e-4  # of the wall time: parts below it share a line, and need no remedy
+_ROOMY_FRAC = 0.9  # of the KV pages: while fewer are in use, nothing is dropped for lack of them
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What the sentences speak of."""
@@ -50,6 +54,8 @@ class Facts:
     priced_model_s: float  # what the cost model gives the steps of all ranks, and …
     priced_attention_s: float  # … of it, attention
     was_replayed: bool  # so that wrong lengths are told apart
+    most_pages_frac: float  # KV pages in use at most
+    between_steps_s: float  # on the clock, of `files`
     small_held: Held  # what kept requests out of the small steps
     pace: RankPace
 
@@ -91,6 +97,8 @@ def _interference(f: Facts) -> str:
 
 
 def _fewest_steps(f: Facts) -> str:
+    if f.gap.part_of_wall("fewest_steps") < SMALL_FRAC:
+        return "next to nothing: steps are full anyway"
     steps = f.work.min_steps if f.work else 0
     if steps <= f.num_ranks * (f.longest_output + 1):
         return f"the longest answer alone takes {f.longest_output:,} steps: lower its max_tokens"
@@ -105,12 +113,13 @@ def _lost_sharing(f: Facts) -> str:
     twice = f.metrics.prefill_tokens - f.metrics.recomputed_tokens - unique
     if twice <= 0:
         return "no shared beginning was computed twice"
+    computed = f"{format_count(twice)} prompt tokens were computed again"
+    if f.num_ranks > 1 and f.most_pages_frac < _ROOMY_FRAC:
+        return f"{computed}, by ranks that share no KV: fewer ranks compute fewer of them"
+    if f.metrics.attempts > 1 and f.most_pages_frac < _ROOMY_FRAC:
+        return f"{computed}: each attempt begins without KV"
     which = "--policy blend, or " if f.policy in ("random", "arrival", "blendserve") else ""
-    again = " (interrupted attempts among them)" if f.metrics.attempts > f.num_ranks else ""
-    return (
-        f"{format_count(twice)} prompt tokens were computed again{again}: "
-        f"{which}more KV memory keeps shared beginnings"
-    )
+    return f"{computed}: {which}more KV memory keeps shared beginnings"
 
 
 def _imbalance(f: Facts) -> str:
@@ -161,6 +170,17 @@ def _preemption(f: Facts) -> str:
         f"{format_count(f.metrics.recomputed_tokens)} tokens computed again: more KV memory "
         "(--kv-memory), or better expected lengths (--lengths-from)"
     )
+
+
+def _files(f: Facts) -> str:
+    rest_s = f.gap.seconds["files"] - f.between_steps_s
+    where = (
+        f"{format_seconds(f.between_steps_s)} between steps, "
+        f"{format_seconds(max(rest_s, 0.0))} before the first and after the last: "
+    )
+    if f.between_steps_s > rest_s:
+        return where + "results and progress are written then: a faster disk for the run folder"
+    return where + "matters less in a longer job, or with a faster disk for the run folder"
 
 
 def _rank_imbalance(f: Facts) -> str:
@@ -221,7 +241,7 @@ _SENTENCES: Mapping[str, Callable[[Facts], str]] = {
         f"{format_seconds(f.metrics.sample_s)}: larger steps need fewer of both, and only the "
         "first run of a version compiles the batcher"
     ),
-    "files": lambda _: "results, progress, start and end: a faster disk for the run folder",
+    "files": _files,
     "loading": lambda _: "once per attempt: matters less in a longer job",
     "rank_imbalance": _rank_imbalance,
     UNEXPLAINED: _unexplained,
