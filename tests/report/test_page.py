@@ -166,6 +166,7 @@ def test_a_run_that_is_not_complete_has_a_page(
         execute(plan, tmp_path / "run")
     text = Tags(report_page(make_report(tmp_path / "run"))).text
     assert "not complete" in text
+    assert "not known before the run is complete" in text
     assert "no shared beginning was computed twice" not in text or "other parts" in text
 
 

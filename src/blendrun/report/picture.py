@@ -8,7 +8,13 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import (
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    MultipleLocator,
+    NullFormatter,
+)
 
 from blendrun.report.spans import Spans
 from blendrun.report.themed_svg import STYLE, themed_svg
@@ -63,20 +69,35 @@ def time_axis(axes: Axes, over: Spans) -> None:
 
 
 def time_ticks(axes: Axes) -> None:
-    """Few, at round times, none of which reads like another."""
+    """Few, at times that people count in, none of which reads like another."""
     longest_s = axes.get_xlim()[1]
-    axes.xaxis.set_major_locator(MaxNLocator(7))
-    axes.xaxis.set_major_formatter(
-        FuncFormatter(lambda at_s, _: f"{at_s:.6g} s" if longest_s < 60 else format_seconds(at_s))
-    )
+    step_s = next((step_s for step_s in _ROUND_S if longest_s <= 7 * step_s), None)
+    locator = MultipleLocator(step_s) if longest_s > 60 and step_s else MaxNLocator(7)
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda at_s, _: _time(at_s)))
+
+
+_ROUND_S = (10, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400)
+
+
+def _time(at_s: float) -> str:
+    if at_s < 60:
+        return f"{at_s:.6g} s"
+    if at_s % 3600 == 0 and at_s < 48 * 3600:
+        return f"{at_s / 3600:.0f} h"
+    if at_s % 60 == 0 and at_s < 3600:
+        return f"{at_s / 60:.0f} min"
+    return format_seconds(at_s)
 
 
 def log_axes(axes: Axes) -> None:
-    """Logarithmic, with plain numbers; over less than two decades more of them."""
+    """Logarithmic, with plain numbers; over less than two decades more of them to each."""
     axes.set_xscale("log")
     axes.set_yscale("log")
     for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
-        subs = (1.0,) if high > 100 * low else (1.0, 2.0, 5.0)
+        subs: tuple[float, ...] = (1, 1.5, 2, 3, 4, 5, 7)
+        if high > 10 * low:
+            subs = (1, 2, 5) if high < 100 * low else (1,)
         axis.set_major_locator(LogLocator(subs=subs))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
         axis.set_minor_formatter(NullFormatter())

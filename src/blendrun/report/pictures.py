@@ -216,6 +216,7 @@ def rank_chart(steps: PricedSteps, gap: Gap) -> Picture:
         axes.set_yticks(range(len(lanes)), names)
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
+        axes.set_xlim(left=0)
         time_ticks(axes)
         for kind, name in ((-1, "ramp-up"), (0, "middle"), (1, "tail")):
             axes.barh(0, 0, color=colours[kind], label=name)

@@ -97,9 +97,11 @@ def _interference(f: Facts) -> str:
 
 
 def _fewest_steps(f: Facts) -> str:
+    if f.work is None:
+        return "not known before the run is complete"
     if f.gap.part_of_wall("fewest_steps") < SMALL_FRAC:
-        return "next to nothing: steps are full anyway"
-    steps = f.work.min_steps if f.work else 0
+        return "next to nothing: full steps read the weights on the way"
+    steps = f.work.min_steps
     if steps <= f.num_ranks * (f.longest_output + 1):
         return f"the longest answer alone takes {f.longest_output:,} steps: lower its max_tokens"
     return (
