@@ -93,6 +93,28 @@ def test_a_page_pool_too_small_shows_as_itself(tmp_path: Path):
     assert gap_of(roomy).seconds["fewest_steps"] < report.gap.seconds["fewest_steps"] / 4
 
 
+def test_pages_for_a_few_long_prompts_only_show_as_too_few_pages(tmp_path: Path):
+    rows = job_rows(30, 4, 3000, 50, (30, 150))
+    options = {"policy": "dfs", "lengths": "exact"}
+    run = simulated_run(tmp_path, rows, kv_memory=700 * 2**20, **options)
+    report = make_report(run)
+    assert report.gap is not None
+    check_sums(report.gap)
+    assert report.gap.largest == "few_pages"
+    assert report.explained is not None
+    assert "--kv-memory" in report.explained.sentence("few_pages")
+    roomy = gap_of(simulated_again(tmp_path / "plan.json", tmp_path / "roomy", **options))
+    assert roomy.seconds["few_pages"] == 0
+    # what holds requests back is another limit
+    narrow = simulated_again(tmp_path / "plan.json", tmp_path / "narrow", max_seqs=3, **options)
+    report = make_report(narrow)
+    assert report.gap is not None
+    assert report.gap.largest == "small_steps"
+    assert report.gap.seconds["few_pages"] == 0
+    assert report.explained is not None
+    assert report.explained.sentence("small_steps").endswith("raise --max-seqs")
+
+
 @pytest.mark.parametrize("factor", [3.0, 1 / 3])
 def test_lengths_off_by_three_show_as_wrong_estimates(
     mixed_plan: Path, tmp_path: Path, factor: float
@@ -117,6 +139,27 @@ def test_a_slow_disk_shows_as_files(mixed_plan: Path, tmp_path: Path):
     assert gap.largest == "files"
     assert gap.seconds["files"] == pytest.approx(before.wall_s, rel=0.01)
     assert abs(gap.seconds[UNEXPLAINED]) <= SLOWER_FRAC * gap.wall_s
+    explained = make_report(run).explained
+    assert explained is not None
+    assert explained.facts.between_steps_s == pytest.approx(gap.seconds["files"], rel=1e-6)
+    assert explained.sentence("files").endswith("then: a faster disk for the run folder")
+
+
+def test_beginnings_that_ranks_compute_each_are_no_lack_of_memory(tmp_path: Path):
+    run = simulated_run(tmp_path, job_rows(2, 60, 400, 10, (3, 8)), dp=2, policy="arrival")
+    explained = make_report(run).explained
+    assert explained is not None
+    said = explained.sentence("lost_sharing")
+    assert "ranks that share no KV" in said
+    assert "memory" not in said
+
+
+def test_a_part_that_costs_nothing_has_no_remedy(tmp_path: Path):
+    run = simulated_run(tmp_path, SHARED, policy="dfs")
+    explained = make_report(run).explained
+    assert explained is not None
+    assert explained.facts.gap.part_of_wall("fewest_steps") < 5e-4
+    assert explained.sentence("fewest_steps").startswith("next to nothing")
 
 
 def test_a_slow_rank_shows_as_imbalance_of_ranks(mixed_plan: Path, tmp_path: Path):
@@ -131,6 +174,26 @@ def test_a_slow_rank_shows_as_imbalance_of_ranks(mixed_plan: Path, tmp_path: Pat
     check_sums(gap)
     assert gap.wall_s > 2 * before.wall_s
     assert gap.largest == "rank_imbalance"
+
+
+@pytest.mark.parametrize(("dp", "slow", "speed"), [(2, 1, 0.25), (3, 0, 0.3)])
+def test_a_slow_rank_that_hands_work_over_is_told_with_its_pace(
+    mixed_plan: Path, tmp_path: Path, dp: int, slow: int, speed: float
+):
+    run = simulated_again(mixed_plan, tmp_path / "run", dp=dp, rank_speed={slow: speed})
+    report = make_report(run)
+    gap = report.gap
+    assert gap is not None
+    check_sums(gap)
+    assert gap.largest == "rank_imbalance"
+    assert abs(gap.seconds[UNEXPLAINED]) <= SLOWER_FRAC * gap.wall_s
+    steps = save_steps(run)
+    of_slow = steps["step_s"][steps["rank"] == slow].sum()
+    assert gap.seconds["rank_imbalance"] > (1 - speed) * of_slow / dp * (1 - SLOWER_FRAC)
+    assert report.explained is not None
+    assert f"rank {slow} takes {1 / speed:.1f} times as long" in report.explained.sentence(
+        "rank_imbalance"
+    )
 
 
 def test_what_the_profile_does_not_know_is_unexplained(mixed_plan: Path, tmp_path: Path):
@@ -245,10 +308,11 @@ def test_ranks_in_a_column_are_ranks_of_one_attempt():
     check_sums(gap)
     assert gap.wall_s == 11.0
     assert gap.seconds["loading"] == 1.0
-    assert gap.seconds["rank_imbalance"] == pytest.approx((8 - 3) / 2)
+    # waiting, and what the second rank takes longer for steps of the same price
+    assert gap.seconds["rank_imbalance"] == pytest.approx((8 - 3) / 2 + (7 - 3) / 2)
     assert gap.seconds["files"] == pytest.approx(2 + (5 - 4) / 2)  # after the end, between steps
     in_steps = ("small_steps", "ramp_up", "tail", UNEXPLAINED)  # the weights are read in each
-    assert sum(gap.seconds[part] for part in in_steps) == pytest.approx((3 + 7) / 2)
+    assert sum(gap.seconds[part] for part in in_steps) == pytest.approx((3 + 3) / 2)
 
 
 def test_what_is_unexplained_is_told_by_kind_of_kernel(checkpoint: Path, tmp_path: Path):

@@ -89,6 +89,36 @@ def test_every_part_and_the_finding_are_in_the_page(run: Path):
         assert part in text
 
 
+def tick_labels(svg: str) -> list[list[str]]:
+    """Of each axis of a picture, in order; the label of the axis is the last."""
+    axes = re.split(r'<g id="[\w-]*matplotlib\.axis_\d+">', svg)[1:]
+    return [[text.strip() for text in re.findall(r"<!--(.*?)-->", axis, re.S)] for axis in axes]
+
+
+@pytest.mark.parametrize("output_len", [(3, 4), (1, 40)])
+def test_ticks_are_plain_numbers_of_which_none_reads_like_another(
+    tmp_path: Path, output_len: tuple[int, int]
+):
+    rows = job_rows(1, 5, 12, 4, output_len)  # milliseconds, and no request waits
+    page = report_page(make_report(simulated_run(tmp_path, rows)))
+    pictures = re.findall(r"<svg.*?</svg>", page, re.S)
+    labels = [axis for svg in pictures for axis in tick_labels(svg)]
+    assert len(labels) >= 2 * len(pictures)
+    for axis in labels:
+        assert len(set(axis)) == len(axis), axis
+        assert not [text for text in axis if "times" in text or "math" in text], axis
+
+
+def test_no_title_says_that_more_than_all_of_the_time_was_used(run: Path, tmp_path: Path):
+    copy = simulated_again(run.parent / "plan.json", tmp_path / "run")
+    title = r"<h3>(Compute was .*?)</h3>"
+    (before,) = re.findall(title, report_page(make_report(copy)))
+    assert before.startswith("Compute was busy ")
+    change_steps(copy, step_s=lambda s: s["step_s"] / 2, start_s=lambda s: s["start_s"] / 2)
+    (after,) = re.findall(title, report_page(make_report(copy)))
+    assert after.startswith("Compute was faster than the hardware profile says: priced at ")
+
+
 def test_prompts_are_shown_as_text(checkpoint: Path, tmp_path: Path):
     rows = [{"prompt": f"{HOSTILE} {i}", "max_tokens": 2} for i in range(3)]
     plan, _ = plan_job(tmp_path, rows, checkpoint)
@@ -136,6 +166,7 @@ def test_a_run_that_is_not_complete_has_a_page(
         execute(plan, tmp_path / "run")
     text = Tags(report_page(make_report(tmp_path / "run"))).text
     assert "not complete" in text
+    assert "not known before the run is complete" in text
     assert "no shared beginning was computed twice" not in text or "other parts" in text
 
 

@@ -4,10 +4,8 @@ from rich.console import Console
 from rich.table import Table
 
 from blendrun.report.gap import BOUND, PARTS, UNEXPLAINED, Gap
-from blendrun.report.remedies import TITLES, Facts, advice, finding, sentence
+from blendrun.report.remedies import SMALL_FRAC, TITLES, Facts, advice, finding, sentence
 from blendrun.units import count_of, format_seconds
-
-_LEAST_FRAC = 0.0005  # of the wall time; smaller parts share a line
 
 
 def print_gap(out: Console, facts: Facts) -> None:
@@ -21,13 +19,13 @@ def print_gap(out: Console, facts: Facts) -> None:
     table.add_column("of it", justify="right", no_wrap=True)
     table.add_column("why, and what to change")
     gap = facts.gap
-    small = [part for part in PARTS if abs(gap.part_of_wall(part)) < _LEAST_FRAC]
+    small = [part for part in PARTS if abs(gap.part_of_wall(part)) < SMALL_FRAC]
     small = [part for part in small if part not in (*BOUND, UNEXPLAINED)]
     for part in PARTS:
         if part == UNEXPLAINED and small:
             rest_s = sum(gap.seconds[part] for part in small)
             name = count_of(len(small), "other part")
-            note = f"each under {_LEAST_FRAC:.2%} of the wall time"
+            note = f"each under {SMALL_FRAC:.2%} of the wall time"
             table.add_row(*_cells(name, rest_s, gap), note)
         if part not in small:
             table.add_row(*_cells(TITLES[part], gap.seconds[part], gap), sentence(part, facts))

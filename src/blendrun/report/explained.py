@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -13,11 +14,14 @@ from blendrun.data.manifest import Attempt, Manifest
 from blendrun.data.results import read_answers
 from blendrun.report.bounds import run_cost
 from blendrun.report.gap import Work, explain
+from blendrun.report.held_back import Held, Limits, held_back
 from blendrun.report.metrics import RunMetrics
 from blendrun.report.priced_steps import PricedSteps, price_steps
+from blendrun.report.rank_pace import RankPace
 from blendrun.report.remedies import Facts, sentence
 from blendrun.report.replay import MOST_STEPS, Replay, with_known_lengths
 from blendrun.schedule.plan_record import Plan
+from blendrun.tree.prefix_tree import Int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +61,15 @@ def explain_run(
     attempts = _one_attempt(manifest.attempts) if as_attempts else manifest.attempts
     ranks = max(environment.get("dp", 1), *(lane.rank + 1 for lane in steps.lanes))
     work = least_work(optimum, cost, plan) if optimum else None
-    gap = explain(steps, work, cost, attempts, ranks)
+    prompt_len, output_len = _lengths(run_dir)
+    limits = Limits.of(environment, prompt_len, output_len)
+    held = held_back(steps, limits)
+    gap = explain(steps, work, cost, attempts, ranks, held)
     replay = None
     if work and records.num_rows <= MOST_STEPS:
         replay = Replay.of(path, plan, manifest, cost)
     if work and replay:
-        gap = with_known_lengths(gap, replay.gap(work))
-    longest = read_answers(run_dir, ["num_output_tokens"])["num_output_tokens"]
+        gap = with_known_lengths(gap, replay.gap(work, limits))
     in_tail = gap.phase > 0
     fixed_s = max(float(steps.fixed_s.sum() - steps.outside_s.sum()), 0.0)  # as in the gap
     seconds = float(steps.step_s[in_tail].sum())
@@ -74,12 +80,16 @@ def explain_run(
         work=work,
         policy=str(environment.get("policy", plan.policy)),
         overlaps=overlaps,
-        longest_output=int(pc.max(longest).as_py() or 0),
+        longest_output=int(output_len.max(initial=0)),
         tail_running=float(np.dot(steps.running[in_tail], steps.step_s[in_tail])) / (seconds or 1),
         num_ranks=ranks,
         priced_model_s=float(steps.run_s.sum() + steps.collective_s.sum() + fixed_s),
         priced_attention_s=float(steps.read_s.sum() + steps.prefill_attention_s.sum()),
         was_replayed=replay is not None,
+        most_pages_frac=float((steps.pages_used / np.maximum(steps.num_pages, 1)).max()),
+        between_steps_s=_between_s(steps) / ranks,
+        small_held=_most_held(steps, held),
+        pace=RankPace.of(steps),
     )
     return Explained(steps, facts)
 
@@ -93,6 +103,28 @@ def least_work(optimum: Optimum, cost: CostModel, plan: Plan) -> Work:
         min_steps=optimum.min_steps,
         unique_tokens=plan.counts.unique_prompt_tokens,
     )
+
+
+def _lengths(run_dir: Path) -> tuple[Int64, Int64]:
+    """Tokens of the prompt and the output of every answer."""
+    names = ("num_prompt_tokens", "num_output_tokens")
+    answers = read_answers(run_dir, names)
+    answers = answers.filter(pc.equal(answers["status"], "ok"))
+    prompt_len, output_len = (answers[name].to_numpy().astype(np.int64) for name in names)
+    return prompt_len, output_len
+
+
+def _between_s(steps: PricedSteps) -> float:
+    """Rank-seconds between the first step of each lane and its last in which none ran."""
+    spans = (steps.end_s[of.steps].max() - steps.start_s[of.steps].min() for of in steps.lanes)
+    return float(sum(spans) - steps.step_s.sum())
+
+
+def _most_held(steps: PricedSteps, held: npt.NDArray[np.int8]) -> Held:
+    """What held back most of the compute that small steps cost, but for pages."""
+    over_s = np.bincount(held, np.maximum(steps.busy_s - steps.work_s, 0.0), minlength=len(Held))
+    over_s[Held.PAGES] = 0.0
+    return Held(int(np.argmax(over_s)))
 
 
 def _one_attempt(ranks: tuple[Attempt, ...]) -> tuple[Attempt, ...]:

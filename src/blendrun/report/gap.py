@@ -11,14 +11,16 @@ import numpy.typing as npt
 
 from blendrun.cost.cost_model import CostModel
 from blendrun.data.manifest import Attempt
+from blendrun.report.held_back import Held
 from blendrun.report.priced_steps import Lane, PricedSteps
+from blendrun.report.rank_pace import RankPace
 
 # in the order in which they are told; up to the third they make up the practical optimum
 BOUND = ("ideal", "interference", "fewest_steps")
 LOSSES = (
-    "lost_sharing", "repeated_reads", "imbalance", "small_steps", "no_overlap", "ramp_up", "tail",
-    "preemption", "wrong_lengths", "fixed_costs", "communication", "scheduling", "files",
-    "loading", "rank_imbalance",
+    "lost_sharing", "repeated_reads", "imbalance", "few_pages", "small_steps", "no_overlap",
+    "ramp_up", "tail", "preemption", "wrong_lengths", "fixed_costs", "communication",
+    "scheduling", "files", "loading", "rank_imbalance",
 )  # fmt: skip
 UNEXPLAINED = "unexplained"
 PARTS = (*BOUND, *LOSSES, UNEXPLAINED)
@@ -66,12 +68,14 @@ def explain(
     cost: CostModel,
     attempts: Sequence[Attempt],
     num_ranks: int,
+    held: npt.NDArray[np.int8] | None = None,
 ) -> Gap:
     """Split the wall time of a run.
 
     Args:
         work: None: of a run that is not complete; then the work done so far is the whole.
         attempts: of the run, or the only one where all ranks run in it.
+        held: [S] a `Held` of each step; None: not known.
     """
     if work is None:
         done_s, read_s = float(steps.work_s.sum()), float(steps.read_s.sum())
@@ -83,9 +87,11 @@ def explain(
     # the bound has all ranks step as long as the longest answer; one that waited did not
     waited_s = min(max(-more_s, 0.0), clock["rank_imbalance"] * num_ranks)
     clock["rank_imbalance"] -= waited_s / num_ranks
+    clock["rank_imbalance"] += RankPace.of(steps).lost_s / num_ranks
+    lacks_pages = np.zeros(len(phase), np.bool_) if held is None else held == Held.PAGES
     of_ranks = {
         **bound.seconds,
-        **_in_steps(steps, work, cost, bound, more_s + waited_s, phase),
+        **_in_steps(steps, work, cost, bound, more_s + waited_s, phase, lacks_pages),
         **_outside(steps, bound.fixed_s),
     }
     seconds = {name: of_all / num_ranks for name, of_all in of_ranks.items()} | clock
@@ -128,17 +134,22 @@ def _in_steps(
     bound: _Bound,
     more_s: float,
     phase: npt.NDArray[np.int8],
+    lacks_pages: npt.NDArray[np.bool_],
 ) -> dict[str, float]:
     """What the model's part of steps takes beyond the bound; `more_s` of it is more compute."""
     twice = _computed_twice(steps, work, bound.a, more_s)
     small_s = more_s - sum(twice.values())
-    in_small = np.maximum(_by_phase(steps.busy_s - steps.work_s, phase), 0.0)
-    small = small_s * (in_small / in_small.sum() if in_small.any() else np.array([0.0, 1.0, 0.0]))
+    over_s = steps.busy_s - steps.work_s
+    for_pages = np.array([over_s[lacks_pages].sum()])
+    in_small = np.concatenate([_by_phase(np.where(lacks_pages, 0.0, over_s), phase), for_pages])
+    in_small = np.maximum(in_small, 0.0)
+    small = small_s * (in_small / in_small.sum() if in_small.any() else np.eye(4)[1])
     overlapped_s = cost.overlapped_s(steps.busy_s, steps.read_s)
     lost_s = overlapped_s - bound.a * steps.busy_s - bound.b * steps.read_s
     mix = _by_phase(lost_s, phase)
     return {
         **twice,
+        "few_pages": float(small[3]),
         "small_steps": float(small[1]),
         "imbalance": float(mix[1]),
         "ramp_up": float(small[0] + mix[0]),

@@ -114,8 +114,9 @@ def read_metrics(run_dir: Path, manifest: Manifest, records: pa.Table | None = N
     """
     total = _of_answers(read_answers(run_dir, _OF_ANSWERS))
     steps = read_steps(run_dir) if records is None else records
+    several = len(manifest.attempts) > 1  # a filter copies the records
     for number, attempt in enumerate(manifest.attempts, start=1):
-        mine = steps.filter(pc.equal(steps["attempt"], number)) if steps.num_rows else None
+        mine = steps.filter(pc.equal(steps["attempt"], number)) if several else steps
         total += _of_attempt(attempt, mine)
     row_block = manifest.environment.get("row_block")
     if row_block and steps.num_rows:
@@ -135,8 +136,8 @@ def _of_answers(answers: pa.Table) -> RunMetrics:
     )
 
 
-def _of_attempt(attempt: Attempt, steps: pa.Table | None) -> RunMetrics:
-    if steps is None or not steps.num_rows:
+def _of_attempt(attempt: Attempt, steps: pa.Table) -> RunMetrics:
+    if not steps.num_rows:
         return RunMetrics(attempts=1, wall_s=attempt.wall_s or 0.0, load_s=attempt.load_s or 0.0)
     column = {name: steps[name].to_numpy() for name in steps.column_names}
     seconds = column["step_s"]

@@ -10,7 +10,7 @@ from blendrun.data.disk import atomic_file
 from blendrun.report import pictures
 from blendrun.report.gap import BOUND, PARTS, UNEXPLAINED, Gap
 from blendrun.report.picture import Picture
-from blendrun.report.remedies import TITLES, advice, finding
+from blendrun.report.remedies import SMALL_FRAC, TITLES, advice, finding
 from blendrun.report.report import Report
 from blendrun.report.requests_seen import RequestsSeen, requests_seen
 from blendrun.report.spans import spans
@@ -62,6 +62,7 @@ def _gap_rows(report: Report) -> list[dict[str, Any]]:
     if explained is None or explained.facts.gap.wall_s <= 0:
         return []
     gap, rows, at_s = explained.facts.gap, [], 0.0
+    always = (*BOUND, UNEXPLAINED)
     scale_s = max(gap.wall_s, _most(gap))
     for part in PARTS:
         seconds = gap.seconds[part]
@@ -74,7 +75,7 @@ def _gap_rows(report: Report) -> list[dict[str, Any]]:
                 "left": max(min(at_s, at_s + seconds), 0.0) / scale_s,
                 "width": abs(seconds) / scale_s,
                 "sentence": explained.sentence(part),
-                "is_small": abs(seconds) < 5e-4 * gap.wall_s and part not in (*BOUND, UNEXPLAINED),
+                "is_small": abs(seconds) < SMALL_FRAC * gap.wall_s and part not in always,
                 "is_largest": part == gap.largest,
             }
         )

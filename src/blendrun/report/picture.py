@@ -8,7 +8,13 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import (
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    MultipleLocator,
+    NullFormatter,
+)
 
 from blendrun.report.spans import Spans
 from blendrun.report.themed_svg import STYLE, themed_svg
@@ -59,18 +65,48 @@ def cells(x: Float64, y: Float64, weight: Float64) -> tuple[Float64, Float64, Fl
 
 def time_axis(axes: Axes, over: Spans) -> None:
     axes.set_xlim(0, float(over.middle_s[-1] + over.middle_s[0]))
-    axes.xaxis.set_major_locator(MaxNLocator(7))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_seconds(value)))
+    time_ticks(axes)
 
 
-def plain(axes: Axes) -> None:
-    plain = FuncFormatter(lambda value, _: f"{value:,.12g}")
-    axes.xaxis.set_major_formatter(plain)
-    axes.yaxis.set_major_formatter(plain)
+def time_ticks(axes: Axes) -> None:
+    """Few, at times that people count in, none of which reads like another."""
+    longest_s = axes.get_xlim()[1]
+    step_s = next((step_s for step_s in _ROUND_S if longest_s <= 7 * step_s), None)
+    locator = MultipleLocator(step_s) if longest_s > 60 and step_s else MaxNLocator(7)
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda at_s, _: _time(at_s)))
+
+
+_ROUND_S = (10, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400)
+
+
+def _time(at_s: float) -> str:
+    if at_s < 60:
+        return f"{at_s:.6g} s"
+    if at_s % 3600 == 0 and at_s < 48 * 3600:
+        return f"{at_s / 3600:.0f} h"
+    if at_s % 60 == 0 and at_s < 3600:
+        return f"{at_s / 60:.0f} min"
+    return format_seconds(at_s)
+
+
+def log_axes(axes: Axes) -> None:
+    """Logarithmic, with plain numbers; over less than two decades more of them to each."""
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        subs: tuple[float, ...] = (1, 1.5, 2, 3, 4, 5, 7)
+        if high > 10 * low:
+            subs = (1, 2, 5) if high < 100 * low else (1,)
+        axis.set_major_locator(LogLocator(subs=subs))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
+        axis.set_minor_formatter(NullFormatter())
 
 
 def from_zero(axes: Axes, values: Float64) -> None:
-    axes.set_ylim(0, max(float(np.nanmax(values)) * 1.08, 1e-9))
+    """Counts from 0 up."""
+    axes.set_ylim(0, max(float(np.nanmax(values)) * 1.08, 1.0))
+    axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
 
 

@@ -10,9 +10,10 @@ from blendrun.report.picture import (
     cells,
     from_zero,
     legend,
+    log_axes,
     picture,
-    plain,
     time_axis,
+    time_ticks,
 )
 from blendrun.report.priced_steps import PricedSteps
 from blendrun.report.remedies import Facts
@@ -28,9 +29,15 @@ def use_over_time(over: Spans, facts: Facts) -> Picture:
     """Compute above, KV reads below, each as a share of the time."""
     compute, reads = float(over.compute_frac.mean()), float(over.read_frac.mean())
     title = f"Compute was busy {compute:.0%} of the time, KV reads {reads:.0%}"
+    if compute > 1.005:  # no machine is busy for longer than the time there is
+        title = (
+            f"Compute was faster than the hardware profile says: priced at {compute:.0%} of the "
+            f"time, KV reads at {reads:.0%}"
+        )
     note = (
         "Seconds that the cost model gives the steps of a span, over its seconds: products at the "
-        "rate of their size and prefill attention, and KV reads as the backend does them. "
+        "rate of their size, weights read, and prefill attention; and KV reads as the backend "
+        "does them. "
     )
     note += (
         "The two can be busy at the same time on this machine."
@@ -57,7 +64,8 @@ def use_over_time(over: Spans, facts: Facts) -> Picture:
 def requests_over_time(over: Spans, steps: PricedSteps) -> Picture:
     most = int(steps.running.max())
     pages = float((steps.pages_used / np.maximum(steps.num_pages, 1)).max())
-    title = f"Up to {most:,} requests at once took {pages:.0%} of the KV pages"
+    full = f"at most {pages:.0%}" if pages >= 0.01 else "less than 1%"
+    title = f"Up to {count_of(most, 'request')} at once; KV pages {full} full"
     note = "Means over spans of time. Pages hold running requests and prefixes that are kept."
 
     def draw(figure: Figure) -> None:
@@ -134,16 +142,16 @@ def roofline(steps: PricedSteps, facts: Facts) -> Picture:
         unit, name = (TERA, "TFLOP/s") if peak >= TERA else (GIGA, "GFLOP/s")
         axes.plot(reach, np.minimum(reach * bandwidth, peak) / unit, color=SOFT, lw=1.5)
         axes.scatter(px, py / unit, s=4 + 250 * weight, color=_BLUE, alpha=0.6, lw=0)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_ylim(top=max(peak, float(py.max(initial=0))) * 3 / unit)
-        plain(axes)
+        axes.set_ylim(
+            float(py.min(initial=peak)) / 2 / unit, max(peak, float(py.max(initial=0))) * 3 / unit
+        )
+        axes.set_xlim(low / 1.2, high * 1.2)
+        log_axes(axes)
         axes.set_xlabel("FLOP per byte of weights and KV")
         axes.set_ylabel(name)
         axes.annotate(
-            f"{bandwidth / GIGA:,.0f} GB/s and {peak / unit:,.0f} {name}",
-            (peak / bandwidth, peak / unit),
-            xytext=(0, 5), textcoords="offset points", ha="center", color=SOFT,
+            f"line: {bandwidth / GIGA:,.0f} GB/s, {peak / unit:,.0f} {name}",
+            (0.01, 0.98), xycoords="axes fraction", va="top", color=SOFT,
         )  # fmt: skip
 
     return picture("roofline", title, note, draw)
@@ -168,9 +176,9 @@ def output_lengths(expected: Float64, true: Float64) -> Picture:
         top = max(float(px.max()), float(py.max())) * 1.5
         axes.plot([0.7, top], [0.7, top], color=SOFT, lw=1.2)
         axes.scatter(px, py, s=4 + 250 * weight, color=_ORANGE, alpha=0.6, lw=0)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        plain(axes)
+        axes.set_xlim(0.6, top * 1.2)
+        axes.set_ylim(0.6, top * 1.2)
+        log_axes(axes)
         axes.set_xlabel("true output tokens")
         axes.set_ylabel("expected output tokens")
 
@@ -208,7 +216,8 @@ def rank_chart(steps: PricedSteps, gap: Gap) -> Picture:
         axes.set_yticks(range(len(lanes)), names)
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_seconds(value)))
+        axes.set_xlim(left=0)
+        time_ticks(axes)
         for kind, name in ((-1, "ramp-up"), (0, "middle"), (1, "tail")):
             axes.barh(0, 0, color=colours[kind], label=name)
         legend(axes)

@@ -44,6 +44,7 @@ class PricedSteps:
     running: Int64
     waiting: Int64
     pages_used: Int64
+    pages_idle: Int64  # of them, kept for waiting requests only
     num_pages: Int64
 
     @property
@@ -111,14 +112,15 @@ def price_steps(
 
 
 _KEPT = ("prefill_tokens", "decode_tokens", "recomputed_tokens", "running", "waiting",
-         "pages_used", "num_pages")  # fmt: skip
+         "pages_used", "pages_idle", "num_pages")  # fmt: skip
 _READ = ("attempt", "rank", "start_s", "step_s", "schedule_s", "sample_s", "output_tokens",
          "predicted_compute_s", "predicted_memory_s", *_KEPT)  # fmt: skip
 
 
 def _with_ranks(steps: pa.Table, ranks_are_attempts: bool) -> pa.Table:
-    """With a rank in each record, and drawn tokens in those of earlier versions."""
-    for name, instead in (("rank", None), ("output_tokens", "decode_tokens")):
+    """With a rank in each record, and what those of earlier versions lack."""
+    later = (("rank", None), ("pages_idle", None), ("output_tokens", "decode_tokens"))
+    for name, instead in later:
         known = steps[name] if name in steps.column_names else pa.nulls(steps.num_rows, pa.int64())
         filler = steps[instead] if instead else pa.scalar(0, pa.int64())
         filled = pc.coalesce(known, filler)

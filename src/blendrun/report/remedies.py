@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 from blendrun.cost.cost_model import CostModel
 from blendrun.report.gap import UNEXPLAINED, Gap, Work
+from blendrun.report.held_back import Held
 from blendrun.report.metrics import RunMetrics
+from blendrun.report.rank_pace import RankPace
 from blendrun.units import count_of, format_count, format_seconds
 
 TITLES: Mapping[str, str] = {
@@ -15,6 +17,7 @@ TITLES: Mapping[str, str] = {
     "lost_sharing": "lost sharing",
     "repeated_reads": "shared prefixes read again",
     "imbalance": "imbalance inside steps",
+    "few_pages": "too few KV pages",
     "small_steps": "small steps",
     "no_overlap": "overlap not used",
     "ramp_up": "ramp-up",
@@ -29,6 +32,10 @@ TITLES: Mapping[str, str] = {
     "rank_imbalance": "imbalance of ranks",
     UNEXPLAINED: "unexplained",
 }
+
+
+SMALL_FRAC = 5e-4  # of the wall time: parts below it share a line, and need no remedy
+_ROOMY_FRAC = 0.9  # of the KV pages: while fewer are in use, nothing is dropped for lack of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,10 @@ class Facts:
     priced_model_s: float  # what the cost model gives the steps of all ranks, and …
     priced_attention_s: float  # … of it, attention
     was_replayed: bool  # so that wrong lengths are told apart
+    most_pages_frac: float  # KV pages in use at most
+    between_steps_s: float  # on the clock, of `files`
+    small_held: Held  # what kept requests out of the small steps
+    pace: RankPace
 
 
 def sentence(part: str, facts: Facts) -> str:
@@ -86,7 +97,11 @@ def _interference(f: Facts) -> str:
 
 
 def _fewest_steps(f: Facts) -> str:
-    steps = f.work.min_steps if f.work else 0
+    if f.work is None:
+        return "not known before the run is complete"
+    if f.gap.part_of_wall("fewest_steps") < SMALL_FRAC:
+        return "next to nothing: full steps read the weights on the way"
+    steps = f.work.min_steps
     if steps <= f.num_ranks * (f.longest_output + 1):
         return f"the longest answer alone takes {f.longest_output:,} steps: lower its max_tokens"
     return (
@@ -100,12 +115,13 @@ def _lost_sharing(f: Facts) -> str:
     twice = f.metrics.prefill_tokens - f.metrics.recomputed_tokens - unique
     if twice <= 0:
         return "no shared beginning was computed twice"
+    computed = f"{format_count(twice)} prompt tokens were computed again"
+    if f.num_ranks > 1 and f.most_pages_frac < _ROOMY_FRAC:
+        return f"{computed}, by ranks that share no KV: fewer ranks compute fewer of them"
+    if f.metrics.attempts > 1 and f.most_pages_frac < _ROOMY_FRAC:
+        return f"{computed}: each attempt begins without KV"
     which = "--policy blend, or " if f.policy in ("random", "arrival", "blendserve") else ""
-    again = " (interrupted attempts among them)" if f.metrics.attempts > f.num_ranks else ""
-    return (
-        f"{format_count(twice)} prompt tokens were computed again{again}: "
-        f"{which}more KV memory keeps shared beginnings"
-    )
+    return f"{computed}: {which}more KV memory keeps shared beginnings"
 
 
 def _imbalance(f: Facts) -> str:
@@ -116,12 +132,28 @@ def _imbalance(f: Facts) -> str:
     )
 
 
+def _few_pages(f: Facts) -> str:
+    return (
+        f"requests wait for KV pages, which hold {f.metrics.mean_running:,.0f} at once on average, "
+        "so steps are small: give more KV memory (--kv-memory)"
+    )
+
+
 def _small_steps(f: Facts) -> str:
     mean = (f.metrics.prefill_tokens + f.metrics.decode_tokens) / max(f.metrics.steps, 1)
     return (
         f"steps have {mean:,.0f} tokens on average, too few for the best rate of products: "
-        "raise --max-seqs, --chunk-size or --kv-memory"
+        + _LARGER_STEPS[f.small_held].format(policy=f.policy)
     )
+
+
+_LARGER_STEPS: Mapping[Held, str] = {
+    Held.NOTHING: "no more requests were there",
+    Held.MAX_SEQS: "raise --max-seqs",
+    Held.CHUNK: "raise --chunk-size",
+    Held.PAGES: "give more KV memory (--kv-memory)",
+    Held.ORDER: "policy {policy} and its budget let no more in; try another --policy or --budget",
+}
 
 
 def _tail(f: Facts) -> str:
@@ -140,6 +172,28 @@ def _preemption(f: Facts) -> str:
         f"{format_count(f.metrics.recomputed_tokens)} tokens computed again: more KV memory "
         "(--kv-memory), or better expected lengths (--lengths-from)"
     )
+
+
+def _files(f: Facts) -> str:
+    rest_s = f.gap.seconds["files"] - f.between_steps_s
+    where = (
+        f"{format_seconds(f.between_steps_s)} between steps, "
+        f"{format_seconds(max(rest_s, 0.0))} before the first and after the last: "
+    )
+    if f.between_steps_s > rest_s:
+        return where + "results and progress are written then: a faster disk for the run folder"
+    return where + "matters less in a longer job, or with a faster disk for the run folder"
+
+
+def _rank_imbalance(f: Facts) -> str:
+    if f.num_ranks == 1:
+        return "no other rank to wait for"
+    if f.pace.factor > 1.1:
+        return (
+            f"rank {f.pace.slowest} takes {f.pace.factor:.1f} times as long as the fastest rank "
+            "for the same work: look for what slows its device"
+        )
+    return "ranks that wait for the one that ends last: fewer ranks, or longest answers first"
 
 
 def _unexplained(f: Facts) -> str:
@@ -166,6 +220,7 @@ _SENTENCES: Mapping[str, Callable[[Facts], str]] = {
     "lost_sharing": _lost_sharing,
     "repeated_reads": lambda _: "requests that share a beginning decoded at different times",
     "imbalance": _imbalance,
+    "few_pages": _few_pages,
     "small_steps": _small_steps,
     "no_overlap": lambda f: (
         "none"
@@ -188,12 +243,8 @@ _SENTENCES: Mapping[str, Callable[[Facts], str]] = {
         f"{format_seconds(f.metrics.sample_s)}: larger steps need fewer of both, and only the "
         "first run of a version compiles the batcher"
     ),
-    "files": lambda _: "results, progress, start and end: a faster disk for the run folder",
+    "files": _files,
     "loading": lambda _: "once per attempt: matters less in a longer job",
-    "rank_imbalance": lambda f: (
-        "no other rank to wait for"
-        if f.num_ranks == 1
-        else "ranks that wait for the slowest one: look for a slow device, or plan with its speed"
-    ),
+    "rank_imbalance": _rank_imbalance,
     UNEXPLAINED: _unexplained,
 }

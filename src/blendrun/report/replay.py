@@ -13,14 +13,15 @@ from blendrun.engine.simulated_plan import simulated_job
 from blendrun.engine.simulated_run import steps_table
 from blendrun.launch.simulated_ranks import simulate_job
 from blendrun.report.gap import Gap, Work, explain
+from blendrun.report.held_back import Limits, held_back
 from blendrun.report.priced_steps import price_steps
 from blendrun.schedule.plan_file import read_plan
 from blendrun.schedule.plan_record import Plan
 
 MOST_STEPS = 200_000  # replaying more takes longer than a report may
 # of a schedule, and so of what it knows
-_SHIFTED = ("lost_sharing", "repeated_reads", "imbalance", "small_steps", "ramp_up", "tail",
-            "preemption", "fixed_costs", "communication", "rank_imbalance")  # fmt: skip
+_SHIFTED = ("lost_sharing", "repeated_reads", "imbalance", "few_pages", "small_steps", "ramp_up",
+            "tail", "preemption", "fixed_costs", "communication", "rank_imbalance")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +62,14 @@ class Replay:
         )
         return cls(job, options, cost)
 
-    def gap(self, work: Work) -> Gap:
+    def gap(self, work: Work, limits: Limits) -> Gap:
         """Where its time goes with known lengths."""
         outcome = simulate_job(self.job, self.cost, self.options)
         records = steps_table(outcome)
         steps = price_steps(records, self.cost, outcome.overlaps)
         attempts = [Attempt("", 0.0, outcome.seconds, outcome.seconds)]
-        return explain(steps, work, self.cost, attempts, self.options.dp)
+        held = held_back(steps, limits)
+        return explain(steps, work, self.cost, attempts, self.options.dp, held)
 
 
 def with_known_lengths(gap: Gap, known: Gap) -> Gap:
