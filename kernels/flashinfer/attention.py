@@ -43,14 +43,15 @@ class FlashInferAttention(NhdPages):
         *,
         fused: bool = False,
         prefix_cost_len: int = COST_LEN,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         """
         Args:
             reason: why this path was taken, in one line.
             fused: prefill chunks and decodes of a step in one launch (POD-Attention).
-            prefix_cost_len: see `find_shared_prefixes`.
+            prefix_cost_len, kv_dtype: see `NhdPages`.
         """
-        super().__init__(device, reason, prefix_cost_len)
+        super().__init__(device, reason, prefix_cost_len, kv_dtype)
         self._library, self._fused = library, fused
         self._wrappers: dict[tuple[int, str, int], Any] = {}
         self._cache_index: tuple[Tensor, ...] = ()
@@ -92,7 +93,8 @@ class FlashInferAttention(NhdPages):
         del may_split
         _, page_size, num_kv_heads, head_dim = k_cache.shape
         heads = (num_heads, num_kv_heads, head_dim, page_size)
-        how = {"sm_scale": scale, "q_data_type": k_cache.dtype, "kv_data_type": k_cache.dtype}
+        dtypes = {"q_data_type": self.query_dtype(k_cache), "kv_data_type": k_cache.dtype}
+        how = {"sm_scale": scale, **dtypes}
         split = StepSplit.of(
             q_indptr.numpy(), context_len.numpy(), page_table.numpy(), page_size, shared
         )
@@ -215,7 +217,7 @@ class FlashInferPlan:
         """Attention of one layer, [T, Hq, D].
 
         Args:
-            q: [T, Hq, D] in the cache's dtype.
+            q: [T, Hq, D] in the model's dtype.
             k_cache, v_cache: one layer; K and V of every token in a context are written.
 
         Raises:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from blendrun.kernels.cpu.rotation import Rotation
 from blendrun.kernels.flashinfer.library import FlashInfer
+from blendrun.kernels.paged.nhd_cache import in_dtype_of
 
 
 class FlashInferWrites:
@@ -45,8 +46,8 @@ class FlashInferWrites:
             self._rows, q.flatten(1), k.flatten(1), q.shape[2], self._angles
         )
         self._library.append_paged_kv_cache(
-            k[self._token_idx],
-            v[self._token_idx],
+            in_dtype_of(k_cache, k[self._token_idx]),
+            in_dtype_of(v_cache, v[self._token_idx]),
             self._sequence,
             self._positions,
             (k_cache, v_cache),

@@ -10,6 +10,7 @@ import torch
 import flashinfer_stand_in
 from blendrun.engine import self_check
 from blendrun.engine.compute import triton_compute
+from blendrun.engine.kv_dtypes import KV_DTYPES
 from blendrun.engine.self_check import check_compute
 from blendrun.errors import BackendError
 from blendrun.kernels.paged.torch_attention import TorchAttention
@@ -24,7 +25,10 @@ OTHERS = {"plain torch": TorchAttention(CPU)}
 def check(
     library: Any = flashinfer_stand_in, dtype: torch.dtype = torch.float32, **how: Any
 ) -> None:
-    check_compute(stand_in_compute(library, **how), OTHERS, tiny_config(head_dim=64), dtype)
+    kv_dtype = how.get("kv_dtype")
+    others = {"plain torch": TorchAttention(CPU, kv_dtype=kv_dtype)}
+    compute = stand_in_compute(library, **how)
+    check_compute(compute, others, tiny_config(head_dim=64), dtype, kv_dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -40,13 +44,16 @@ def test_our_triton_kernels_pass(monkeypatch: pytest.MonkeyPatch):
     check_compute(triton_compute(CPU, "interpreted"), OTHERS, tiny_config(), torch.float32)
 
 
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES.values(), ids=KV_DTYPES)
 @pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS)
 def test_a_planted_error_in_an_index_array_is_found(
-    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    plant: Callable[[pytest.MonkeyPatch], None],
+    kv_dtype: torch.dtype | None,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     plant(monkeypatch)
     with pytest.raises((BackendError, ContractError)):
-        check()
+        check(kv_dtype=kv_dtype)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flashinfer_stand_in.contract import (
     DTYPES,
+    KV_DTYPES,
     check_cache,
     check_indptr,
     check_launch,
@@ -34,6 +35,7 @@ class _Plan:
     causal: bool
     scale: float
     dtype: torch.dtype
+    kv_dtype: torch.dtype
 
     @classmethod
     def of(
@@ -50,7 +52,8 @@ class _Plan:
     ) -> "_Plan":
         num_heads, num_kv_heads, head_dim, page_size = heads
         require(num_heads % num_kv_heads == 0, "query heads are a multiple of KV heads")
-        require(q_data_type in DTYPES and kv_data_type in (None, q_data_type), "one dtype")
+        kv_dtypes = (None, q_data_type, *KV_DTYPES)
+        require(q_data_type in DTYPES and kv_data_type in kv_dtypes, "dtypes it has kernels for")
         check_indptr("qo_indptr", qo_indptr)
         check_pages(kv_indptr, kv_indices, last_page_len, page_size)
         require(len(qo_indptr) == len(kv_indptr), "as many entries of rows as of pages")
@@ -64,15 +67,15 @@ class _Plan:
             causal,
             head_dim**-0.5 if sm_scale is None else sm_scale,
             q_data_type,
+            kv_data_type or q_data_type,
         )
 
     def run(self, q: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
         """Output [rows, Hq, D] and log-sum-exp to the base 2 [rows, Hq]; of no token: 0, −inf."""
         num_heads, num_kv_heads, head_dim, page_size = self.heads
         check_launch(q)
-        require(
-            q.dtype == self.dtype == cache[0].dtype, f"q and cache are {self.dtype}, as planned"
-        )
+        fits = q.dtype == self.dtype and cache[0].dtype == self.kv_dtype
+        require(fits, f"q is {self.dtype} and the cache {self.kv_dtype}, as planned")
         wanted = (int(self.qo_indptr[-1]), num_heads, head_dim)
         require(tuple(q.shape) == wanted, f"q is {wanted}, not {tuple(q.shape)}")
         require(q.stride(-1) == 1, "the last dim of q is contiguous")

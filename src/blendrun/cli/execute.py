@@ -38,6 +38,7 @@ def execute(
     launcher: flags.LauncherFlag = None,
     ray_address: flags.RayAddress = None,
     dtype: flags.Dtype = None,
+    kv_dtype: flags.KvDtype = None,
     load_format: flags.LoadFormat = None,
     device: flags.Device = None,
     attention: flags.Attention = None,

@@ -23,6 +23,7 @@ from blendrun.schedule.planner import make_plan
 _EXECUTE = (
     "engine",
     "dtype",
+    "kv_dtype",
     "load_format",
     "device",
     "attention",
@@ -93,6 +94,7 @@ def run(
     ignore_eos: flags.IgnoreEos = None,
     engine: flags.Engine = None,
     dtype: flags.Dtype = None,
+    kv_dtype: flags.KvDtype = None,
     load_format: flags.LoadFormat = None,
     device: flags.Device = None,
     attention: flags.Attention = None,

@@ -12,7 +12,7 @@ import torch
 from blendrun import __version__
 from blendrun.cost.cost_model import CostModel
 from blendrun.cost.hardware import HardwareProfile
-from blendrun.cost.model_shape import ModelShape
+from blendrun.cost.model_shape import BF16_BYTES, ModelShape
 from blendrun.cost.step_prices import StepPrices
 from blendrun.data.results import RankJournal, ResultJournal
 from blendrun.engine import kv_memory
@@ -20,6 +20,7 @@ from blendrun.engine.begun import to_continue
 from blendrun.engine.deadline import Deadline
 from blendrun.engine.generations import Generations
 from blendrun.engine.guides import Guides
+from blendrun.engine.kv_dtypes import KV_DTYPES
 from blendrun.engine.loaded_model import DTYPES, LoadedModel
 from blendrun.engine.loop import Advance, Feed, RunLoop
 from blendrun.engine.overlap import choose_overlap
@@ -84,7 +85,8 @@ def assemble(
     dtype = DTYPES[settings.dtype]
     files, attention, group = model.files, model.attention, model.decoder.group
     config, page_size = model.decoder.config, settings.page_size
-    page_bytes = kv_memory.kv_bytes_per_page(config, page_size, dtype.itemsize)
+    kv_dtype = KV_DTYPES[settings.kv_dtype]
+    page_bytes = kv_memory.kv_bytes_per_page(config, page_size, (kv_dtype or dtype).itemsize)
     limit = settings.kv_memory
     if limit is None:
         limit = model.free_kv_bytes(settings)
@@ -94,7 +96,8 @@ def assemble(
     shape = ModelShape.from_hf_config(files.config, plan.model.name)
     if share is not None:
         hardware = hardware.shared_by(share.num_near)
-    cost = CostModel.of_group(shape, hardware, group.shard.size)
+    kv_element_bytes = BF16_BYTES if kv_dtype is None else kv_dtype.itemsize
+    cost = CostModel.of_group(shape, hardware, group.shard.size, kv_element_bytes=kv_element_bytes)
     generated = np.zeros(len(requests), np.int32)
     generated[[answer.request for answer in begun]] = [len(answer.token_ids) for answer in begun]
     mine = pending if share is None else share.requests
@@ -179,6 +182,8 @@ def assemble(
         "page_size": settings.page_size,
         "kv_memory": format_bytes(pages * page_bytes),
         "kv_bytes": pages * page_bytes,
+        "kv_dtype": settings.kv_dtype,
+        "kv_element_bytes": cost.kv_element_bytes,  # as steps are priced
         "weight_bytes": shape.weight_bytes(dtype.itemsize),
         "chunk_size": settings.chunk_size,
         "max_seqs": settings.max_seqs,

@@ -12,6 +12,7 @@ import torch
 
 from blendrun.engine.cuda_lanes import CudaLaneMaker
 from blendrun.engine.elementwise import PLAIN, Elementwise
+from blendrun.engine.kv_dtypes import check_on_cpu, check_triton, is_in_triton
 from blendrun.engine.overlap import LaneMaker
 from blendrun.engine.paged_attention import PagedAttention
 from blendrun.errors import InputError
@@ -52,16 +53,23 @@ def takes_gpu(wanted: DeviceName) -> bool:
 
 
 def choose_compute(
-    device: DeviceName, attention: AttentionName, head_dim: int, dtype: torch.dtype, pod: bool
+    device: DeviceName,
+    attention: AttentionName,
+    head_dim: int,
+    dtype: torch.dtype,
+    pod: bool,
+    kv_dtype: torch.dtype | None = None,
 ) -> Compute:
     """What is asked for, or the best that is there.
 
-    `pod`: prefill and decode attention of a step in one launch.
+    `pod`: prefill and decode attention of a step in one launch. `kv_dtype`: of the KV pages; None:
+    that of the model.
 
     Raises:
         InputError: what is asked for cannot be had.
     """
     if not takes_gpu(device):
+        check_on_cpu(kv_dtype)
         if pod or attention not in ("auto", "torch"):
             raise InputError(f"--{'pod' if pod else f'attention {attention}'} is for GPUs")
         return Compute(
@@ -74,19 +82,21 @@ def choose_compute(
     library, reason = find_flashinfer()
     problem = reason if library is None else why_not(head_dim, dtype)
     if library is not None and problem is None and attention in ("auto", "flashinfer"):
-        return flashinfer_compute(library, gpu, reason, pod=pod)
+        return flashinfer_compute(library, gpu, reason, pod=pod, kv_dtype=kv_dtype)
     if attention == "flashinfer" or pod:
         what = "--pod" if pod else "--attention flashinfer"
         raise InputError(f"{what}: {problem or 'another attention was asked for'}")
     if attention == "torch":
-        return torch_compute(gpu, "plain torch was asked for")
+        return torch_compute(gpu, "plain torch was asked for", kv_dtype)
     version = _triton_version()
     if version is not None:
+        check_triton(gpu, kv_dtype)
         why = "it was asked for" if attention == "triton" else problem
-        return triton_compute(gpu, f"Triton {version}: {why}")
+        return triton_compute(gpu, f"Triton {version}: {why}", kv_dtype)
     if attention == "triton":
         raise InputError("--attention triton: Triton is not installed", "pip install triton")
-    return torch_compute(gpu, f"plain torch, which is slow: {problem}, and there is no Triton")
+    reason = f"plain torch, which is slow: {problem}, and there is no Triton"
+    return torch_compute(gpu, reason, kv_dtype)
 
 
 def _triton_version() -> str | None:
@@ -96,37 +106,51 @@ def _triton_version() -> str | None:
 
 
 def flashinfer_compute(
-    library: FlashInfer, device: torch.device, reason: str, *, pod: bool = False
+    library: FlashInfer,
+    device: torch.device,
+    reason: str,
+    *,
+    pod: bool = False,
+    kv_dtype: torch.dtype | None = None,
 ) -> Compute:
     """All kernels from FlashInfer, or from a module like it."""
-    attention = FlashInferAttention(library, device, reason, fused=pod)
+    attention = FlashInferAttention(library, device, reason, fused=pod, kv_dtype=kv_dtype)
     elementwise = FlashInferElementwise(library)
     names = ("rms_norm", "rotary", "silu_mul")
     kernels = dict.fromkeys(names, reason) | {"argmax": f"torch on {device.type}"}
     return Compute(device, attention, elementwise, kernels, _lanes(device))
 
 
-def torch_compute(device: torch.device, reason: str) -> Compute:
+def torch_compute(
+    device: torch.device, reason: str, kv_dtype: torch.dtype | None = None
+) -> Compute:
     names = ("argmax", "rms_norm", "rotary", "silu_mul")
     kernels = dict.fromkeys(names, f"torch on {device.type}")
-    return Compute(device, TorchAttention(device, reason), PLAIN, kernels, _lanes(device))
+    attention = TorchAttention(device, reason, kv_dtype=kv_dtype)
+    return Compute(device, attention, PLAIN, kernels, _lanes(device))
 
 
-def others_beside(compute: Compute) -> dict[str, PagedAttention]:
+def others_beside(
+    compute: Compute, kv_dtype: torch.dtype | None = None
+) -> dict[str, PagedAttention]:
     """What a device's attention is checked against, by name: plain torch, and our own kernels."""
-    others: dict[str, PagedAttention] = {"plain torch": TorchAttention(compute.device)}
-    if compute.attention.backend == "flashinfer" and _triton_version() is not None:
-        others["Triton"] = triton_compute(compute.device, "to compare").attention
+    plain = TorchAttention(compute.device, kv_dtype=kv_dtype)
+    others: dict[str, PagedAttention] = {"plain torch": plain}
+    has_triton = _triton_version() is not None and is_in_triton(compute.device, kv_dtype)
+    if compute.attention.backend == "flashinfer" and has_triton:
+        others["Triton"] = triton_compute(compute.device, "to compare", kv_dtype).attention
     return others
 
 
-def triton_compute(device: torch.device, reason: str) -> Compute:
+def triton_compute(
+    device: torch.device, reason: str, kv_dtype: torch.dtype | None = None
+) -> Compute:
     """Our Triton kernels, which are imported here and nowhere else."""
     module = import_module("blendrun.kernels.paged.triton_attention")
     kernels = dict.fromkeys(("rms_norm", "rotary", "silu_mul"), reason)
     return Compute(
         device,
-        module.TritonAttention(device, reason),
+        module.TritonAttention(device, reason, kv_dtype=kv_dtype),
         module.TritonElementwise(),
         kernels | {"argmax": f"torch on {device.type}"},
         _lanes(device),

@@ -16,6 +16,7 @@ from blendrun.engine.decoder import Decoder
 from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.deterministic import check_deterministic
 from blendrun.engine.device_memory import CudaMemory, kv_bytes
+from blendrun.engine.kv_dtypes import KV_DTYPES
 from blendrun.engine.paged_attention import PagedAttention
 from blendrun.engine.products import pack_weights
 from blendrun.engine.row_blocks import ROW_BLOCK
@@ -85,9 +86,9 @@ def checked_compute(config: DecoderConfig, settings: ExecuteSettings) -> Compute
         InputError: it cannot be had.
         BackendError: the self-check failed.
     """
-    dtype = DTYPES[settings.dtype]
+    dtype, kv_dtype = DTYPES[settings.dtype], KV_DTYPES[settings.kv_dtype]
     compute = choose_compute(
-        settings.device, settings.attention, config.head_dim, dtype, settings.pod
+        settings.device, settings.attention, config.head_dim, dtype, settings.pod, kv_dtype
     )
     if compute.device.type != "cpu":
         for flag, is_given in (
@@ -96,7 +97,7 @@ def checked_compute(config: DecoderConfig, settings: ExecuteSettings) -> Compute
         ):
             if is_given:
                 raise InputError(f"--{flag} is for CPUs so far", "leave it out, or --device cpu")
-        check_compute(compute, others_beside(compute), config, dtype)
+        check_compute(compute, others_beside(compute, kv_dtype), config, dtype, kv_dtype)
     return compute
 
 

@@ -17,7 +17,8 @@ class ExecuteSettings:
     policy: str | None = None  # the order in which requests run; None: that of the plan
     model: str | None = None  # where the plan's model lies now, if it moved
     tp: int | None = None  # tensor-parallel ranks; None: as many as the plan says
-    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"  # of weights and KV
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"  # of weights, and of KV
+    kv_dtype: Literal["auto", "fp8_e4m3"] = "auto"  # of KV; auto: that of the weights
     load_format: Literal["safetensors", "dummy"] = "safetensors"  # dummy: random, without files
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU, where torch sees one
     attention: Literal["auto", "flashinfer", "triton", "torch"] = "auto"
@@ -74,6 +75,7 @@ class ExecuteSettings:
             "model": plan.model.fingerprint,
             "seed": plan.settings["seed"],
             "dtype": self.dtype,
+            "kv_dtype": self.kv_dtype,
             "ignore_eos": self.ignore_eos,
             "deterministic": self.deterministic,
             "engine": self.engine,
