@@ -117,7 +117,7 @@ def test_triton_needs_a_gpu_that_converts(
 ):
     pytest.importorskip("triton")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(compute, "find_flashinfer", lambda: (None, "it is not there"))
 

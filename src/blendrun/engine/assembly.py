@@ -94,7 +94,7 @@ def assemble(
     hardware = _hardware(model.compute.device)
     hardware = replace(hardware, shared_reads=hardware.shared_reads and settings.shares_reads)
     shape = ModelShape.from_hf_config(files.config, plan.model.name)
-    if share is not None:
+    if share is not None and hardware.kind == "cpu":  # else each has a device of its own
         hardware = hardware.shared_by(share.num_near)
     kv_element_bytes = BF16_BYTES if kv_dtype is None else kv_dtype.itemsize
     cost = CostModel.of_group(shape, hardware, group.shard.size, kv_element_bytes=kv_element_bytes)

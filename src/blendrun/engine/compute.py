@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 
 from blendrun.engine.cuda_lanes import CudaLaneMaker
+from blendrun.engine.devices import DeviceName, choose_device
 from blendrun.engine.elementwise import PLAIN, Elementwise
 from blendrun.engine.kv_dtypes import check_on_cpu, check_triton, is_in_triton
 from blendrun.engine.overlap import LaneMaker
@@ -23,7 +24,6 @@ from blendrun.kernels.flashinfer.elementwise import FlashInferElementwise
 from blendrun.kernels.flashinfer.library import FlashInfer, find_flashinfer, why_not
 from blendrun.kernels.paged.torch_attention import TorchAttention
 
-DeviceName = Literal["auto", "cpu", "cuda"]
 AttentionName = Literal["auto", "flashinfer", "triton", "torch"]
 
 
@@ -36,22 +36,6 @@ class Compute:
     lanes: LaneMaker | None = None  # for parts of steps at the same time; None: it cannot
 
 
-def takes_gpu(wanted: DeviceName) -> bool:
-    """Whether a model runs on the GPU.
-
-    Raises:
-        InputError: a GPU is asked for, and torch sees none.
-    """
-    if wanted == "auto":
-        return torch.cuda.is_available()
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise InputError(
-            "--device cuda: torch sees no GPU",
-            "install torch with CUDA and a driver that it can use, or leave --device out",
-        )
-    return wanted == "cuda"
-
-
 def choose_compute(
     device: DeviceName,
     attention: AttentionName,
@@ -59,44 +43,45 @@ def choose_compute(
     dtype: torch.dtype,
     pod: bool,
     kv_dtype: torch.dtype | None = None,
+    place: int = 0,
 ) -> Compute:
     """What is asked for, or the best that is there.
 
     `pod`: prefill and decode attention of a step in one launch. `kv_dtype`: of the KV pages; None:
-    that of the model.
+    that of the model. `place`: see `choose_device`.
 
     Raises:
         InputError: what is asked for cannot be had.
     """
-    if not takes_gpu(device):
+    chosen = choose_device(device, place)
+    if chosen.type == "cpu":
         check_on_cpu(kv_dtype)
         if pod or attention not in ("auto", "torch"):
             raise InputError(f"--{'pod' if pod else f'attention {attention}'} is for GPUs")
         return Compute(
-            torch.device("cpu"),
+            chosen,
             CpuAttention("torch" if attention == "torch" else None),
             PLAIN,
             load_all(),
         )
-    gpu = torch.device("cuda", torch.cuda.current_device())
     library, reason = find_flashinfer()
     problem = reason if library is None else why_not(head_dim, dtype)
     if library is not None and problem is None and attention in ("auto", "flashinfer"):
-        return flashinfer_compute(library, gpu, reason, pod=pod, kv_dtype=kv_dtype)
+        return flashinfer_compute(library, chosen, reason, pod=pod, kv_dtype=kv_dtype)
     if attention == "flashinfer" or pod:
         what = "--pod" if pod else "--attention flashinfer"
         raise InputError(f"{what}: {problem or 'another attention was asked for'}")
     if attention == "torch":
-        return torch_compute(gpu, "plain torch was asked for", kv_dtype)
+        return torch_compute(chosen, "plain torch was asked for", kv_dtype)
     version = _triton_version()
     if version is not None:
-        check_triton(gpu, kv_dtype)
+        check_triton(chosen, kv_dtype)
         why = "it was asked for" if attention == "triton" else problem
-        return triton_compute(gpu, f"Triton {version}: {why}", kv_dtype)
+        return triton_compute(chosen, f"Triton {version}: {why}", kv_dtype)
     if attention == "triton":
         raise InputError("--attention triton: Triton is not installed", "pip install triton")
     reason = f"plain torch, which is slow: {problem}, and there is no Triton"
-    return torch_compute(gpu, reason, kv_dtype)
+    return torch_compute(chosen, reason, kv_dtype)
 
 
 def _triton_version() -> str | None:
