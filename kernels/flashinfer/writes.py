@@ -28,6 +28,10 @@ class FlashInferWrites:
         self._sequence = torch.zeros_like(self._positions)
         self._angles_of: Tensor | None = None  # the step's cosines, which all layers share
 
+    def move_to(self, slots: Tensor) -> None:
+        """As many other slots, int64 on the CPU; they are written over those before."""
+        self._positions.copy_(slots)
+
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, k_cache: Tensor, v_cache: Tensor
     ) -> None:

@@ -126,17 +126,27 @@ class _Wrapper:
 
 
 class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
+    """With `use_cuda_graph` it reads its index arrays from buffers, into which plans are copied."""
+
     def __init__(
         self,
         float_workspace_buffer: Tensor,
         kv_layout: str = "NHD",
         use_cuda_graph: bool = False,
         use_tensor_cores: bool = False,
+        paged_kv_indptr_buffer: Tensor | None = None,
+        paged_kv_indices_buffer: Tensor | None = None,
+        paged_kv_last_page_len_buffer: Tensor | None = None,
     ) -> None:
         super().__init__(float_workspace_buffer, kv_layout)
-        require(not use_cuda_graph, "no graphs here")
         require(not float_workspace_buffer.any(), "the decode workspace begins with zeros")
         self._tensor_cores = use_tensor_cores
+        buffers = (paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
+        self._buffers = buffers if use_cuda_graph else None
+        if use_cuda_graph:
+            require(all(torch.is_tensor(buffer) for buffer in buffers), "a graph has buffers")
+            require(len(buffers[0]) == len(buffers[2]) + 1, "indptr has an entry more")
+            require(all(buffer.dtype == torch.int32 for buffer in buffers), "buffers are int32")
 
     def plan(
         self,
@@ -155,19 +165,28 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         group = num_qo_heads // num_kv_heads
         require(self._tensor_cores or group in (1, 2, 3, 4, 8), f"groups of {group} without them")
         require(bool((indptr.diff() > 0).all()), "a decode reads a page at least")
-        self._planned = _Plan.of(
-            torch.arange(len(indptr), dtype=torch.int32),
-            indptr,
-            indices,
-            last_page_len,
-            *(num_qo_heads, num_kv_heads, head_dim, page_size),
-            sm_scale=sm_scale,
-            q_data_type=q_data_type,
-            kv_data_type=kv_data_type,
-        )
+        heads = (num_qo_heads, num_kv_heads, head_dim, page_size)
+        how = {"sm_scale": sm_scale, "q_data_type": q_data_type, "kv_data_type": kv_data_type}
+        self._planned = heads, how, (indptr, indices, last_page_len)
+        if self._buffers is None:
+            self._planned = _Plan.of(*self._arrays(), *heads, **how)
+            return
+        require(len(last_page_len) == len(self._buffers[2]), "a graph has one batch size")
+        require(len(indices) <= len(self._buffers[1]), "room for all page numbers")
+        for buffer, array in zip(self._buffers, (indptr, indices, last_page_len), strict=True):
+            buffer[: len(array)] = array
+
+    def _arrays(self) -> tuple[Tensor, ...]:
+        indptr, indices, last_page_len = self._buffers or self._planned[2]
+        rows = torch.arange(len(indptr), dtype=torch.int32)
+        return rows, indptr, indices[: int(indptr[-1])], last_page_len
 
     def run(self, q: Tensor, paged_kv_cache: Cache) -> Tensor:
-        return self._plan().run(q, paged_kv_cache)[0]
+        planned = self._plan()
+        if self._buffers is not None:
+            heads, how, _ = planned
+            planned = _Plan.of(*self._arrays(), *heads, **how)
+        return planned.run(q, paged_kv_cache)[0]
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):

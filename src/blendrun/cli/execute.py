@@ -44,6 +44,7 @@ def execute(
     attention: flags.Attention = None,
     pod: flags.Pod = None,
     overlap: flags.OverlapFlag = None,
+    graphs: flags.GraphsFlag = None,
     kv_memory: flags.KvMemory = None,
     page_size: flags.PageSize = None,
     chunk_size: flags.ChunkSize = None,

@@ -200,6 +200,10 @@ OverlapFlag = Annotated[
     str | None,
     _run("overlap", "auto, on or off: steps in parts at the same time, on GPUs.", "--overlap"),
 ]
+GraphsFlag = Annotated[
+    str | None,
+    _run("graphs", "auto, on or off: decode steps as CUDA graphs, on GPUs.", "--graphs"),
+]
 KvMemory = Annotated[
     str | None,
     typer.Option(

@@ -19,6 +19,7 @@ from blendrun.engine import kv_memory
 from blendrun.engine.begun import to_continue
 from blendrun.engine.deadline import Deadline
 from blendrun.engine.generations import Generations
+from blendrun.engine.graphs import choose_graphs
 from blendrun.engine.guides import Guides
 from blendrun.engine.kv_dtypes import KV_DTYPES
 from blendrun.engine.loaded_model import DTYPES, LoadedModel
@@ -104,6 +105,9 @@ def assemble(
     overlap, overlap_reason = choose_overlap(
         settings.overlap, model.compute.lanes, cost, settings.pod
     )
+    capture, graphs_reason = choose_graphs(
+        settings.graphs, model.compute.capture, model.compute.why_no_graphs, model.decoder
+    )
     batcher = make_batcher(plan, settings, requests, mine, generated, cost, pages)
 
     def too_large(request: int) -> str:
@@ -140,6 +144,7 @@ def assemble(
             share_reads=settings.shares_reads,
             may_split=not settings.deterministic,
             overlap=overlap,
+            capture=capture,
         ),
         generations,
         scores,
@@ -176,8 +181,12 @@ def assemble(
         "attention": attention.backend,
         "attention_reason": attention.backend_reason(),
         "kernels": model.compute.kernels,
+        # of steps that are replayed
+        "unknown": [] if capture is None else ["attention_s"],
         "overlap": "off" if overlap is None else "on",
         "overlap_reason": overlap_reason,
+        "graphs": "off" if capture is None else "on",
+        "graphs_reason": graphs_reason,
         "kv_pages": pages,
         "page_size": settings.page_size,
         "kv_memory": format_bytes(pages * page_bytes),

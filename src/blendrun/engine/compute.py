@@ -10,9 +10,11 @@ from typing import Literal
 
 import torch
 
+from blendrun.engine.cuda_graphs import CudaGraphMaker
 from blendrun.engine.cuda_lanes import CudaLaneMaker
 from blendrun.engine.devices import DeviceName, choose_device
 from blendrun.engine.elementwise import PLAIN, Elementwise
+from blendrun.engine.graphs import Capture
 from blendrun.engine.kv_dtypes import check_on_cpu, check_triton, is_in_triton
 from blendrun.engine.overlap import LaneMaker
 from blendrun.engine.paged_attention import PagedAttention
@@ -34,6 +36,8 @@ class Compute:
     elementwise: Elementwise
     kernels: dict[str, str]  # by noun, in one line: what runs beside attention, and why
     lanes: LaneMaker | None = None  # for parts of steps at the same time; None: it cannot
+    capture: Capture | None = None  # of decode-only steps; None: it cannot
+    why_no_graphs: str = "this device captures nothing"
 
 
 def choose_compute(
@@ -63,6 +67,7 @@ def choose_compute(
             CpuAttention("torch" if attention == "torch" else None),
             PLAIN,
             load_all(),
+            why_no_graphs="a CPU starts each operator itself",
         )
     library, reason = find_flashinfer()
     problem = reason if library is None else why_not(head_dim, dtype)
@@ -103,7 +108,8 @@ def flashinfer_compute(
     elementwise = FlashInferElementwise(library)
     names = ("rms_norm", "rotary", "silu_mul")
     kernels = dict.fromkeys(names, reason) | {"argmax": f"torch on {device.type}"}
-    return Compute(device, attention, elementwise, kernels, _lanes(device))
+    capture = Capture(attention, CudaGraphMaker()) if device.type == "cuda" else None
+    return Compute(device, attention, elementwise, kernels, _lanes(device), capture)
 
 
 def torch_compute(
@@ -112,7 +118,8 @@ def torch_compute(
     names = ("argmax", "rms_norm", "rotary", "silu_mul")
     kernels = dict.fromkeys(names, f"torch on {device.type}")
     attention = TorchAttention(device, reason, kv_dtype=kv_dtype)
-    return Compute(device, attention, PLAIN, kernels, _lanes(device))
+    why_no_graphs = "plain torch attention goes by lengths that the CPU has"
+    return Compute(device, attention, PLAIN, kernels, _lanes(device), why_no_graphs=why_no_graphs)
 
 
 def others_beside(
@@ -139,6 +146,7 @@ def triton_compute(
         module.TritonElementwise(),
         kernels | {"argmax": f"torch on {device.type}"},
         _lanes(device),
+        why_no_graphs="our Triton attention has as many programs as each step has tiles",
     )
 
 

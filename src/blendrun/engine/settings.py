@@ -25,6 +25,8 @@ class ExecuteSettings:
     pod: bool = False  # prefill and decode attention of a step in one launch (POD-Attention)
     # of a step's parts on a GPU; auto: where its hardware profile says that it gains
     overlap: Literal["auto", "on", "off"] = "auto"
+    # of decode-only steps on a GPU, captured once and replayed; auto: where they can be
+    graphs: Literal["auto", "on", "off"] = "auto"
     # bytes of each rank; None: what the job needs, all ranks at most 60 % of free memory
     kv_memory: int | None = None
     page_size: int = 16  # tokens
