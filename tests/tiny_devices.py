@@ -7,6 +7,7 @@ import torch
 import flashinfer_stand_in
 from blendrun.data.model_files import ModelFiles
 from blendrun.engine.compute import Compute, torch_compute, triton_compute
+from blendrun.engine.kv_dtypes import KV_DTYPES
 from blendrun.engine.loaded_model import LoadedModel
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.kernels.cpu.shared_prefixes import COST_LEN
@@ -17,10 +18,18 @@ CPU = torch.device("cpu")
 
 
 def stand_in_compute(
-    library: Any = flashinfer_stand_in, pod: bool = False, prefix_cost_len: int = COST_LEN
+    library: Any = flashinfer_stand_in,
+    pod: bool = False,
+    prefix_cost_len: int = COST_LEN,
+    kv_dtype: torch.dtype | None = None,
 ) -> Compute:
     attention = FlashInferAttention(
-        library, CPU, "a stand-in", fused=pod, prefix_cost_len=prefix_cost_len
+        library,
+        CPU,
+        "a stand-in",
+        fused=pod,
+        prefix_cost_len=prefix_cost_len,
+        kv_dtype=kv_dtype,
     )
     return Compute(CPU, attention, FlashInferElementwise(library), {})
 
@@ -31,18 +40,22 @@ class OnStandIn:
     def __init__(self, library: Any = flashinfer_stand_in) -> None:
         self._library = library
 
+    def compute(self, settings: ExecuteSettings) -> Compute:
+        kv_dtype = KV_DTYPES[settings.kv_dtype]
+        return stand_in_compute(self._library, settings.pod, prefix_cost_len=0, kv_dtype=kv_dtype)
+
     def __call__(self, files: ModelFiles, settings: ExecuteSettings) -> LoadedModel:
-        compute = stand_in_compute(self._library, settings.pod, prefix_cost_len=0)
-        return LoadedModel.load(files, settings, compute=compute)
+        return LoadedModel.load(files, settings, compute=self.compute(settings))
 
 
 def in_plain_torch(files: ModelFiles, settings: ExecuteSettings) -> LoadedModel:
     """A `ModelLoader`: the last resort of GPUs."""
-    return LoadedModel.load(files, settings, compute=torch_compute(CPU, "asked for"))
+    compute = torch_compute(CPU, "asked for", KV_DTYPES[settings.kv_dtype])
+    return LoadedModel.load(files, settings, compute=compute)
 
 
 def in_triton(files: ModelFiles, settings: ExecuteSettings) -> LoadedModel:
     """A `ModelLoader`: our Triton kernels, in the interpreter."""
-    compute = triton_compute(CPU, "interpreted")
+    compute = triton_compute(CPU, "interpreted", KV_DTYPES[settings.kv_dtype])
     compute.attention.prefix_cost_len = 0
     return LoadedModel.load(files, settings, compute=compute)

@@ -11,6 +11,7 @@ import torch
 
 from blendrun.cost.tensor_shards import Shard
 from blendrun.data.model_files import ModelFiles
+from blendrun.engine.compute import Compute
 from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.follower import follow
 from blendrun.engine.loaded_model import LoadedModel, checked_compute, load_decoder
@@ -44,12 +45,16 @@ def on_ranks(size: int, work: Callable[[Ranks], R], in_order: bool = False) -> l
         return [work(first), *(other.result() for other in others)]
 
 
-def load_on_threads(files: ModelFiles, settings: ExecuteSettings) -> LoadedModel:
-    """A `ModelLoader`."""
+def load_on_threads(
+    files: ModelFiles,
+    settings: ExecuteSettings,
+    compute_of: Callable[[ExecuteSettings], Compute] | None = None,
+) -> LoadedModel:
+    """A `ModelLoader`. `compute_of`: makes what a rank runs on; None: as the settings say."""
     config = DecoderConfig.from_hf(files.config)
 
     def work(group: Any) -> None:
-        compute = checked_compute(config, settings)
+        compute = compute_of(settings) if compute_of else checked_compute(config, settings)
         decoder = load_decoder(files.folder, config, settings, compute, group)
         with suppress(BackendError):  # `_END`
             follow(decoder, compute.attention)
@@ -66,4 +71,5 @@ def load_on_threads(files: ModelFiles, settings: ExecuteSettings) -> LoadedModel
         threads.shutdown()
         del held[:]
 
-    return replace(LoadedModel.load(files, settings, first), close=close)
+    compute = compute_of(settings) if compute_of else None
+    return replace(LoadedModel.load(files, settings, first, compute), close=close)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from blendrun.kernels.cpu.shared_prefixes import COST_LEN, SharedPrefixes
 from blendrun.kernels.flashinfer.library import DECODE_GROUPS, FlashInfer
+from blendrun.kernels.flashinfer.static_decodes import FlashInferDecodes
 from blendrun.kernels.flashinfer.writes import FlashInferWrites, whole_cache_index
 from blendrun.kernels.paged.cascade import Cascade
 from blendrun.kernels.paged.nhd_pages import NhdPages
@@ -22,6 +23,7 @@ from blendrun.kernels.paged.step_split import Int64, StepSplit, as_rows
 LAYOUT = "NHD"
 WORKSPACE_BYTES = 128 << 20  # of each wrapper, as its documentation recommends
 _LEAST_TENSOR_CORE_GROUP = 4  # query heads per KV head from which decodes use tensor cores
+_INDICES_PER_PAGE = 2  # of a pool, in static decodes: pages can be shared
 
 Launch = Callable[[Tensor, tuple[Tensor, Tensor], Tensor], None]  # q, caches of a layer, out
 
@@ -43,17 +45,19 @@ class FlashInferAttention(NhdPages):
         *,
         fused: bool = False,
         prefix_cost_len: int = COST_LEN,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         """
         Args:
             reason: why this path was taken, in one line.
             fused: prefill chunks and decodes of a step in one launch (POD-Attention).
-            prefix_cost_len: see `find_shared_prefixes`.
+            prefix_cost_len, kv_dtype: see `NhdPages`.
         """
-        super().__init__(device, reason, prefix_cost_len)
+        super().__init__(device, reason, prefix_cost_len, kv_dtype)
         self._library, self._fused = library, fused
         self._wrappers: dict[tuple[int, str, int], Any] = {}
         self._cache_index: tuple[Tensor, ...] = ()
+        self._static: tuple[Tensor, Tensor] | None = None  # workspace, and room for page numbers
         self._num_planned: dict[int, int] = {}  # by part
 
     def alloc_kv_cache(
@@ -67,6 +71,7 @@ class FlashInferAttention(NhdPages):
     ) -> tuple[Tensor, Tensor]:
         """K and V [num_layers, num_pages, page_size, num_kv_heads, head_dim], not set."""
         self._cache_index = whole_cache_index(num_pages, page_size, self.device)
+        self._static = None
         return super().alloc_kv_cache(
             num_layers, num_pages, page_size, num_kv_heads, head_dim, dtype
         )
@@ -92,7 +97,7 @@ class FlashInferAttention(NhdPages):
         del may_split
         _, page_size, num_kv_heads, head_dim = k_cache.shape
         heads = (num_heads, num_kv_heads, head_dim, page_size)
-        how = {"sm_scale": scale, "q_data_type": k_cache.dtype, "kv_data_type": k_cache.dtype}
+        how = self._how(k_cache, scale)
         split = StepSplit.of(
             q_indptr.numpy(), context_len.numpy(), page_table.numpy(), page_size, shared
         )
@@ -111,6 +116,25 @@ class FlashInferAttention(NhdPages):
         number = self._num_planned[part] = self._num_planned.get(part, 0) + 1
         return FlashInferPlan(self, part, number, tuple(launches))
 
+    def static_decodes(
+        self, k_cache: Tensor, num_heads: int, num_seqs: int, scale: float
+    ) -> FlashInferDecodes:
+        """See `engine.graphs.StaticAttention`; for the pages that were allocated last."""
+        num_pages, page_size, num_kv_heads, head_dim = k_cache.shape
+        if self._static is None:
+            workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
+            most = _INDICES_PER_PAGE * num_pages
+            indices = torch.zeros(most, dtype=torch.int32, device=self.device)
+            self._static = workspace, indices
+        heads = (num_heads, num_kv_heads, head_dim, page_size)
+        how, tensor_cores = self._how(k_cache, scale), _takes_tensor_cores(heads)
+        args = (*self._static, self._cache_index, num_seqs, heads, how)
+        return FlashInferDecodes(self._library, LAYOUT, *args, tensor_cores=tensor_cores)
+
+    def _how(self, k_cache: Tensor, scale: float) -> dict[str, Any]:
+        dtypes = {"q_data_type": self.query_dtype(k_cache), "kv_data_type": k_cache.dtype}
+        return {"sm_scale": scale, **dtypes}
+
     def is_latest(self, part: int, number: int) -> bool:
         """Whether nothing was planned for this part after the plan with this number."""
         return number == self._num_planned[part]
@@ -126,8 +150,7 @@ class FlashInferAttention(NhdPages):
     def _decodes(
         self, part: int, index: PageIndex, rows: Int64, heads: tuple[int, ...], how: dict[str, Any]
     ) -> Launch:
-        group = heads[0] // heads[1]
-        tensor_cores = group >= _LEAST_TENSOR_CORE_GROUP or group not in DECODE_GROUPS
+        tensor_cores = _takes_tensor_cores(heads)
         wrapper = self._wrapper(
             part,
             "decode",
@@ -215,7 +238,7 @@ class FlashInferPlan:
         """Attention of one layer, [T, Hq, D].
 
         Args:
-            q: [T, Hq, D] in the cache's dtype.
+            q: [T, Hq, D] in the model's dtype.
             k_cache, v_cache: one layer; K and V of every token in a context are written.
 
         Raises:
@@ -240,3 +263,9 @@ def _tensors(index: PageIndex) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     )
     qo_indptr, kv_indptr, kv_indices, last = map(torch.from_numpy, arrays)
     return qo_indptr, kv_indptr, kv_indices, last
+
+
+def _takes_tensor_cores(heads: tuple[int, ...]) -> bool:
+    """Whether decodes with these heads use them."""
+    group = heads[0] // heads[1]
+    return group >= _LEAST_TENSOR_CORE_GROUP or group not in DECODE_GROUPS

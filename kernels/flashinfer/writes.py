@@ -5,6 +5,7 @@ from torch import Tensor
 
 from blendrun.kernels.cpu.rotation import Rotation
 from blendrun.kernels.flashinfer.library import FlashInfer
+from blendrun.kernels.paged.nhd_cache import in_dtype_of
 
 
 class FlashInferWrites:
@@ -27,6 +28,10 @@ class FlashInferWrites:
         self._sequence = torch.zeros_like(self._positions)
         self._angles_of: Tensor | None = None  # the step's cosines, which all layers share
 
+    def move_to(self, slots: Tensor) -> None:
+        """As many other slots, int64 on the CPU; they are written over those before."""
+        self._positions.copy_(slots)
+
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, k_cache: Tensor, v_cache: Tensor
     ) -> None:
@@ -45,8 +50,8 @@ class FlashInferWrites:
             self._rows, q.flatten(1), k.flatten(1), q.shape[2], self._angles
         )
         self._library.append_paged_kv_cache(
-            k[self._token_idx],
-            v[self._token_idx],
+            in_dtype_of(k_cache, k[self._token_idx]),
+            in_dtype_of(v_cache, v[self._token_idx]),
             self._sequence,
             self._positions,
             (k_cache, v_cache),

@@ -46,6 +46,14 @@ def copy_pages(k_cache: Tensor, v_cache: Tensor, src: Tensor, dst: Tensor) -> No
         cache[:, target] = cache[:, source]
 
 
+def in_dtype_of(cache: Tensor, x: Tensor) -> Tensor:
+    """`x` as `cache` keeps it; float8 has no infinity: beyond its range is its largest number."""
+    if x.dtype == cache.dtype:
+        return x
+    most = torch.finfo(cache.dtype).max
+    return x.clamp(-most, most).to(cache.dtype)
+
+
 def as_slots(cache: Tensor) -> Tensor:
     """One layer [num_pages, page_size, Hkv, D] as slots [num_pages * page_size, Hkv, D]; a view."""
     return cache.flatten(0, 1)

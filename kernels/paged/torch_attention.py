@@ -64,8 +64,9 @@ class TorchWrites:
     ) -> None:
         q.copy_(rotated(q, rotation, rotation.q_norm))
         turned = rotated(k, rotation, rotation.k_norm)
-        nhd_cache.as_slots(k_cache)[self.slots] = turned[self.token_idx]
-        nhd_cache.as_slots(v_cache)[self.slots] = v[self.token_idx]
+        for cache, rows in ((k_cache, turned), (v_cache, v)):
+            kept = nhd_cache.in_dtype_of(cache, rows[self.token_idx])
+            nhd_cache.as_slots(cache)[self.slots] = kept
 
 
 @dataclass(frozen=True, slots=True, eq=False)

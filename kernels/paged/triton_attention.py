@@ -68,7 +68,8 @@ class TritonAttention(NhdPages):
     ) -> tuple[AttentionPlan, ...]:
         """Rows see all of a prefix, and of the last level what is not behind them."""
         _, page_size, num_kv_heads, head_dim = k_cache.shape
-        like_q = k_cache.new_empty(levels[0].num_rows, num_heads, head_dim)
+        q_shape, dtype = (levels[0].num_rows, num_heads, head_dim), self.query_dtype(k_cache)
+        like_q = k_cache.new_empty(q_shape, dtype=dtype)
         plans = []
         for number, level in enumerate(levels):
             qo_indptr, kv_indptr, indices, last = map(

@@ -63,6 +63,7 @@ def model_launches(arch: int) -> dict[str, Launch]:
             for kind, cache_dtype in caches.items():
                 for name, launch in _attention(model, dtype, cache_dtype, arch):
                     made[f"{prefix} {kind}{name}"] = launch
+                made[f"{prefix} {kind}rotary"] = _rotary(model, dtype, cache_dtype)
             for name, launch in _others(model, dtype):
                 made[f"{prefix} {name}"] = launch
     return made
@@ -85,6 +86,17 @@ def _attention(
                 yield f"attention {kind} rows={rows}" if rows else "merge of chunks", launch
 
 
+def _rotary(model: Model, dtype: torch.dtype, cache_dtype: torch.dtype) -> Launch:
+    num_tokens, heads = 64, (model.num_q_heads, model.num_kv_heads)
+    qkv = _empty(num_tokens, heads[0] + 2 * heads[1], model.head_dim, dtype=dtype)
+    norm = _empty(model.head_dim, dtype=dtype) if model.head_norms else None
+    angles = _empty(num_tokens, model.head_dim // 2, dtype=torch.float32)
+    token_idx, slots = (_empty(num_tokens, dtype=kind) for kind in (torch.int32, torch.int64))
+    q, k, v = qkv.split([heads[0], heads[1], heads[1]], dim=1)
+    rotation, cache = Rotation(angles, angles, norm, norm, 1e-6), _cache(model, cache_dtype)
+    return rotary_launch(q, k, v, rotation, cache, cache, token_idx, slots)
+
+
 def _others(model: Model, dtype: torch.dtype) -> Iterator[tuple[str, Launch]]:
     num_tokens, heads = 64, (model.num_q_heads, model.num_kv_heads)
     hidden = _empty(num_tokens, model.width, dtype=dtype)
@@ -93,13 +105,6 @@ def _others(model: Model, dtype: torch.dtype) -> Iterator[tuple[str, Launch]]:
         yield name, norm_launch(hidden, branch, weight, 1e-5, torch.empty_like(hidden))
     gate_up = _empty(num_tokens, 2 * model.mlp_width, dtype=dtype)
     yield "silu mul", silu_launch(gate_up, _empty(num_tokens, model.mlp_width, dtype=dtype))
-    qkv = _empty(num_tokens, heads[0] + 2 * heads[1], model.head_dim, dtype=dtype)
-    norm = _empty(model.head_dim, dtype=dtype) if model.head_norms else None
-    angles = _empty(num_tokens, model.head_dim // 2, dtype=torch.float32)
-    token_idx, slots = (_empty(num_tokens, dtype=kind) for kind in (torch.int32, torch.int64))
-    q, k, v = qkv.split([heads[0], heads[1], heads[1]], dim=1)
-    rotation, cache = Rotation(angles, angles, norm, norm, 1e-6), _cache(model, dtype)
-    yield "rotary", rotary_launch(q, k, v, rotation, cache, cache, token_idx, slots)
     states = _empty(2 * num_tokens, heads[0], model.head_dim, dtype=dtype)
     lse = _empty(2 * num_tokens, heads[0], dtype=torch.float32)
     indptr = _empty(num_tokens + 1, dtype=torch.int32)

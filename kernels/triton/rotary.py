@@ -69,10 +69,24 @@ def rotate_rows(
         to = slot // PAGE_SIZE * kv_page_stride + slot % PAGE_SIZE * kv_token_stride
         to = to + kv_heads[:, None] * kv_head_stride + dims[None, :]
         k_1, k_2 = _turned(k_place, valid, k_norm, cos, sin, token, eps, HALF, BLOCK_HALF)
-        tl.store(k_cache + to, rounded(k_1, k_cache.dtype.element_ty), mask=valid)
-        tl.store(k_cache + to + HALF, rounded(k_2, k_cache.dtype.element_ty), mask=valid)
-        tl.store(v_cache + to, tl.load(v_place, mask=valid), mask=valid)
-        tl.store(v_cache + to + HALF, tl.load(v_place + HALF, mask=valid), mask=valid)
+        # rounded to the dtype of k before that of the cache, as where two kernels do this
+        k_1 = _kept(rounded(k_1, k.dtype.element_ty), k_cache.dtype.element_ty)
+        k_2 = _kept(rounded(k_2, k.dtype.element_ty), k_cache.dtype.element_ty)
+        v_1 = _kept(tl.load(v_place, mask=valid), v_cache.dtype.element_ty)
+        v_2 = _kept(tl.load(v_place + HALF, mask=valid), v_cache.dtype.element_ty)
+        tl.store(k_cache + to, k_1, mask=valid)
+        tl.store(k_cache + to + HALF, k_2, mask=valid)
+        tl.store(v_cache + to, v_1, mask=valid)
+        tl.store(v_cache + to + HALF, v_2, mask=valid)
+
+
+@triton.jit
+def _kept(x, dtype: tl.constexpr):
+    """`x` as a cache of `dtype` keeps it, see `paged.nhd_cache.in_dtype_of`."""
+    if dtype == tl.float8e4nv:
+        x = tl.clamp(x.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+        x = rounded(x, dtype)
+    return x
 
 
 @triton.jit
@@ -108,10 +122,11 @@ def rotate_and_write(
     """Norms and turns q in place; k, normed and turned, and v go into their slots.
 
     Args:
-        q: [T, Hq, D] in the cache's dtype; any strides but the last, which is 1.
+        q: [T, Hq, D]; any strides but the last, which is 1.
         k, v: [T, Hkv, D] like q; they stay as they are.
         rotation: of the T tokens.
-        k_cache, v_cache: [P, page_size, Hkv, D] with equal strides, the last 1.
+        k_cache, v_cache: [P, page_size, Hkv, D] in the dtype of q or float8_e4m3fn, with equal
+            strides, the last 1.
         token_idx: int32 [W], rows of k and v; a token may go to several slots.
         slots: int64 [W], page * page_size + offset, all different.
 
@@ -163,17 +178,20 @@ def rotary_launch(
 def _check(
     q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, k_cache: Tensor, v_cache: Tensor
 ) -> None:
-    dtype, (_, _, num_kv_heads, head_dim) = k_cache.dtype, k_cache.shape
+    dtype, (_, _, num_kv_heads, head_dim) = q.dtype, k_cache.shape
     rows = (q.shape[0], num_kv_heads, head_dim)
     if k.shape != rows or v.shape != rows or q.dim() != 3 or q.shape[2] != head_dim:
         raise ValueError(f"q, k and v must be [T, heads, {head_dim}], k and v {list(rows)}")
-    if any(t.dtype != dtype or t.stride(-1) != 1 for t in (q, k, v, k_cache, v_cache)):
-        raise ValueError(f"q, k and v must be {dtype}, as the caches, their last dims contiguous")
-    if k_cache.shape != v_cache.shape or k_cache.stride() != v_cache.stride():
+    caches = (dtype, torch.float8_e4m3fn)
+    fits = k.dtype == v.dtype == dtype and k_cache.dtype in caches
+    if not fits or any(t.stride(-1) != 1 for t in (q, k, v, k_cache, v_cache)):
+        raise ValueError(f"k and v must be {dtype}, the caches too or float8, last dims contiguous")
+    alike = k_cache.dtype == v_cache.dtype and k_cache.shape == v_cache.shape
+    if not alike or k_cache.stride() != v_cache.stride():
         raise ValueError("the caches must be alike")
     angles = (rotation.cos, rotation.sin)
-    fits = (t.dtype == torch.float32 and t.is_contiguous() for t in angles)
-    if not all(fits) or any(t.shape != (q.shape[0], head_dim // 2) for t in angles):
+    are_angles = (t.dtype == torch.float32 and t.is_contiguous() for t in angles)
+    if not all(are_angles) or any(t.shape != (q.shape[0], head_dim // 2) for t in angles):
         raise ValueError(f"cos and sin must be float32 [{q.shape[0]}, {head_dim // 2}]")
     norms = [norm for norm in (rotation.q_norm, rotation.k_norm) if norm is not None]
     if any(norm.shape != (head_dim,) or norm.dtype != q.dtype for norm in norms):

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from blendrun.kernels.cpu.rotary_reference import rotated
 from blendrun.kernels.cpu.rotation import Rotation
+from blendrun.kernels.paged.nhd_cache import in_dtype_of
 
 
 def rotate_and_write(
@@ -19,6 +20,6 @@ def rotate_and_write(
     """See `rotary.rotate_and_write`."""
     rows, page_size = token_idx.long(), k_cache.shape[1]
     page, offset = slots // page_size, slots % page_size
-    k_cache[page, offset] = rotated(k, rotation, rotation.k_norm)[rows]
-    v_cache[page, offset] = v[rows]
+    k_cache[page, offset] = in_dtype_of(k_cache, rotated(k, rotation, rotation.k_norm)[rows])
+    v_cache[page, offset] = in_dtype_of(v_cache, v[rows])
     q.copy_(rotated(q, rotation, rotation.q_norm))

@@ -22,7 +22,7 @@ def chosen(device: str = "auto", attention: str = "auto", **how: Any) -> compute
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU with FlashInfer, as far as choosing goes."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     found = (flashinfer_stand_in, "FlashInfer 0.0")
     monkeypatch.setattr(compute, "find_flashinfer", lambda: found)
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from blendrun.engine import kv_memory
-from blendrun.engine.tensor_group import ALONE
 from blendrun.errors import CapacityError
 from tiny_jobs import tree_of
 
@@ -38,7 +37,7 @@ def test_no_more_pages_than_the_pending_requests_can_use():
 
 def test_without_a_wish_it_is_a_part_of_the_free_memory(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kv_memory, "available_memory_bytes", lambda: 1000)
-    assert kv_memory.least_free_bytes(ALONE) == 600
+    assert kv_memory.free_bytes(num_ranks=1) == 600
     assert kv_memory.free_bytes(num_ranks=3) == 200
 
 

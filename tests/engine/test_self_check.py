@@ -1,6 +1,7 @@
 """The check of a device's kernels at their first use."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +11,14 @@ import torch
 import flashinfer_stand_in
 from blendrun.engine import self_check
 from blendrun.engine.compute import triton_compute
+from blendrun.engine.graphs import Capture
+from blendrun.engine.kv_dtypes import KV_DTYPES
 from blendrun.engine.self_check import check_compute
 from blendrun.errors import BackendError
 from blendrun.kernels.paged.torch_attention import TorchAttention
 from flashinfer_stand_in import ContractError
 from tiny_devices import CPU, stand_in_compute
+from tiny_graphs import RecordingMaker, recordable
 from tiny_models import tiny_config
 from tiny_plants import PLANTS
 
@@ -24,7 +28,10 @@ OTHERS = {"plain torch": TorchAttention(CPU)}
 def check(
     library: Any = flashinfer_stand_in, dtype: torch.dtype = torch.float32, **how: Any
 ) -> None:
-    check_compute(stand_in_compute(library, **how), OTHERS, tiny_config(head_dim=64), dtype)
+    kv_dtype = how.get("kv_dtype")
+    others = {"plain torch": TorchAttention(CPU, kv_dtype=kv_dtype)}
+    compute = stand_in_compute(library, **how)
+    check_compute(compute, others, tiny_config(head_dim=64), dtype, kv_dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -40,13 +47,16 @@ def test_our_triton_kernels_pass(monkeypatch: pytest.MonkeyPatch):
     check_compute(triton_compute(CPU, "interpreted"), OTHERS, tiny_config(), torch.float32)
 
 
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES.values(), ids=KV_DTYPES)
 @pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS)
 def test_a_planted_error_in_an_index_array_is_found(
-    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    plant: Callable[[pytest.MonkeyPatch], None],
+    kv_dtype: torch.dtype | None,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     plant(monkeypatch)
     with pytest.raises((BackendError, ContractError)):
-        check()
+        check(kv_dtype=kv_dtype)
 
 
 @pytest.mark.parametrize(
@@ -83,3 +93,22 @@ def test_a_kernel_that_fails_is_a_refusal_with_its_words():
 
     with pytest.raises(BackendError, match="no kernel image"):
         check(SimpleNamespace(**names | {"append_paged_kv_cache": failing}))
+
+
+class _Once(RecordingMaker):
+    """Its graphs do nothing when they are replayed."""
+
+    def __call__(self, work: Callable[[], torch.Tensor]) -> Any:
+        return SimpleNamespace(made=work().clone(), replay=lambda: None)
+
+
+@pytest.mark.parametrize(("maker", "is_right"), [(RecordingMaker, True), (_Once, False)])
+def test_decodes_out_of_a_graph_must_be_those_that_are_run(maker: Any, is_right: bool):
+    compute = stand_in_compute(recordable())
+    compute = replace(compute, capture=Capture(compute.attention, maker()))  # type: ignore[arg-type]
+    config = tiny_config(head_dim=64)
+    if is_right:
+        check_compute(compute, OTHERS, config, torch.float32)
+        return
+    with pytest.raises(BackendError, match="replayed flashinfer decodes"):
+        check_compute(compute, OTHERS, config, torch.float32)

@@ -80,6 +80,10 @@ def test_what_cannot_overlap_says_so_where_it_is_asked_for():
     assert choose_overlap("auto", None, cost, False)[0] is None
     assert choose_overlap("auto", lanes, cost, True)[0] is None
     assert choose_overlap("auto", lanes, cost, False)[0] is not None
+    two = replace(cost, tp=2)
+    assert choose_overlap("auto", lanes, two, False)[0] is None
+    with pytest.raises(InputError, match="--overlap on: tensor-parallel ranks"):
+        choose_overlap("on", lanes, two, False)
     with pytest.raises(InputError, match="one thing at a time"):
         choose_overlap("on", None, cost, False)
     with pytest.raises(InputError, match="--pod"):

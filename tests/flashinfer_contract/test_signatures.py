@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -96,6 +97,11 @@ def test_every_call_of_the_engine_fits_the_library(flashinfer: Any):
     config = tiny_config("Qwen3ForCausalLM", head_dim=64)
     for pod in (False, True):
         check_compute(stand_in_compute(library, pod), {}, config, torch.float32)
+    attention = stand_in_compute(library).attention
+    k_cache, _ = attention.alloc_kv_cache(1, 4, 16, 1, 64, torch.float32)
+    decodes = attention.static_decodes(k_cache[0], 2, 1, 1.0)
+    ones = np.ones(1, np.int32)
+    decodes.move_to(ones, np.zeros((1, 1), np.int32), ones.astype(np.int64))
     assert {name for name, _, _ in calls} == {name for name, _ in callables(flashinfer)}
     for name, args, kwargs in calls:
         real(flashinfer, name).bind(*args, **kwargs)

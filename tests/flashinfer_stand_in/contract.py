@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+KV_DTYPES = (torch.float8_e4m3fn,)  # beside that of q
 WORKSPACE_BYTES = 128 << 20
 
 

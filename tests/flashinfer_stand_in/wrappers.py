@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flashinfer_stand_in.contract import (
     DTYPES,
+    KV_DTYPES,
     check_cache,
     check_indptr,
     check_launch,
@@ -34,6 +35,7 @@ class _Plan:
     causal: bool
     scale: float
     dtype: torch.dtype
+    kv_dtype: torch.dtype
 
     @classmethod
     def of(
@@ -50,7 +52,8 @@ class _Plan:
     ) -> "_Plan":
         num_heads, num_kv_heads, head_dim, page_size = heads
         require(num_heads % num_kv_heads == 0, "query heads are a multiple of KV heads")
-        require(q_data_type in DTYPES and kv_data_type in (None, q_data_type), "one dtype")
+        kv_dtypes = (None, q_data_type, *KV_DTYPES)
+        require(q_data_type in DTYPES and kv_data_type in kv_dtypes, "dtypes it has kernels for")
         check_indptr("qo_indptr", qo_indptr)
         check_pages(kv_indptr, kv_indices, last_page_len, page_size)
         require(len(qo_indptr) == len(kv_indptr), "as many entries of rows as of pages")
@@ -64,15 +67,15 @@ class _Plan:
             causal,
             head_dim**-0.5 if sm_scale is None else sm_scale,
             q_data_type,
+            kv_data_type or q_data_type,
         )
 
     def run(self, q: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
         """Output [rows, Hq, D] and log-sum-exp to the base 2 [rows, Hq]; of no token: 0, −inf."""
         num_heads, num_kv_heads, head_dim, page_size = self.heads
         check_launch(q)
-        require(
-            q.dtype == self.dtype == cache[0].dtype, f"q and cache are {self.dtype}, as planned"
-        )
+        fits = q.dtype == self.dtype and cache[0].dtype == self.kv_dtype
+        require(fits, f"q is {self.dtype} and the cache {self.kv_dtype}, as planned")
         wanted = (int(self.qo_indptr[-1]), num_heads, head_dim)
         require(tuple(q.shape) == wanted, f"q is {wanted}, not {tuple(q.shape)}")
         require(q.stride(-1) == 1, "the last dim of q is contiguous")
@@ -123,17 +126,27 @@ class _Wrapper:
 
 
 class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
+    """With `use_cuda_graph` it reads its index arrays from buffers, into which plans are copied."""
+
     def __init__(
         self,
         float_workspace_buffer: Tensor,
         kv_layout: str = "NHD",
         use_cuda_graph: bool = False,
         use_tensor_cores: bool = False,
+        paged_kv_indptr_buffer: Tensor | None = None,
+        paged_kv_indices_buffer: Tensor | None = None,
+        paged_kv_last_page_len_buffer: Tensor | None = None,
     ) -> None:
         super().__init__(float_workspace_buffer, kv_layout)
-        require(not use_cuda_graph, "no graphs here")
         require(not float_workspace_buffer.any(), "the decode workspace begins with zeros")
         self._tensor_cores = use_tensor_cores
+        buffers = (paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
+        self._buffers = buffers if use_cuda_graph else None
+        if use_cuda_graph:
+            require(all(torch.is_tensor(buffer) for buffer in buffers), "a graph has buffers")
+            require(len(buffers[0]) == len(buffers[2]) + 1, "indptr has an entry more")
+            require(all(buffer.dtype == torch.int32 for buffer in buffers), "buffers are int32")
 
     def plan(
         self,
@@ -152,19 +165,28 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         group = num_qo_heads // num_kv_heads
         require(self._tensor_cores or group in (1, 2, 3, 4, 8), f"groups of {group} without them")
         require(bool((indptr.diff() > 0).all()), "a decode reads a page at least")
-        self._planned = _Plan.of(
-            torch.arange(len(indptr), dtype=torch.int32),
-            indptr,
-            indices,
-            last_page_len,
-            *(num_qo_heads, num_kv_heads, head_dim, page_size),
-            sm_scale=sm_scale,
-            q_data_type=q_data_type,
-            kv_data_type=kv_data_type,
-        )
+        heads = (num_qo_heads, num_kv_heads, head_dim, page_size)
+        how = {"sm_scale": sm_scale, "q_data_type": q_data_type, "kv_data_type": kv_data_type}
+        self._planned = heads, how, (indptr, indices, last_page_len)
+        if self._buffers is None:
+            self._planned = _Plan.of(*self._arrays(), *heads, **how)
+            return
+        require(len(last_page_len) == len(self._buffers[2]), "a graph has one batch size")
+        require(len(indices) <= len(self._buffers[1]), "room for all page numbers")
+        for buffer, array in zip(self._buffers, (indptr, indices, last_page_len), strict=True):
+            buffer[: len(array)] = array
+
+    def _arrays(self) -> tuple[Tensor, ...]:
+        indptr, indices, last_page_len = self._buffers or self._planned[2]
+        rows = torch.arange(len(indptr), dtype=torch.int32)
+        return rows, indptr, indices[: int(indptr[-1])], last_page_len
 
     def run(self, q: Tensor, paged_kv_cache: Cache) -> Tensor:
-        return self._plan().run(q, paged_kv_cache)[0]
+        planned = self._plan()
+        if self._buffers is not None:
+            heads, how, _ = planned
+            planned = _Plan.of(*self._arrays(), *heads, **how)
+        return planned.run(q, paged_kv_cache)[0]
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):

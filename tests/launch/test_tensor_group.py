@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from blendrun.data.manifest import read_manifest
 from blendrun.engine.torch_backend import TorchBackend
@@ -120,3 +121,12 @@ def is_over(descriptor: int) -> bool:
     ready, _, _ = select.select([descriptor], [], [], 60)
     os.close(descriptor)
     return bool(ready)
+
+
+def test_no_process_starts_where_gpus_are_too_few(checkpoint, tmp_path, monkeypatch):
+    plan, _ = plan_job(tmp_path, ROWS, checkpoint)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(tensor_group, "run_rank", say_no)
+    with pytest.raises(InputError, match=r"is 2 ranks, .* torch sees 1 here"):
+        execute(plan, tmp_path / "run", load_model, tp=2)

@@ -5,14 +5,17 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from blendrun.data.manifest import read_manifest
 from blendrun.data.results import read_steps
 from blendrun.engine.execute import execute_plan
 from blendrun.engine.settings import ExecuteSettings
-from blendrun.errors import TimeLimitError
+from blendrun.errors import InputError, TimeLimitError
+from blendrun.launch import torch_engine
 from blendrun.launch.local import LocalLauncher
 from blendrun.launch.rank_group import RankGroup
+from blendrun.launch.worker import RankJob
 from blendrun.report.report import make_report
 from tiny_jobs import SILENT, execute, plan_job
 
@@ -62,3 +65,26 @@ def test_a_time_limit_stops_all_ranks_and_one_process_continues(checkpoint: Path
     with pytest.raises(TimeLimitError, match="time limit"):
         on_ranks(plan, tmp_path / "run", 2, time_limit_s=0.001)
     assert execute(plan, tmp_path / "run").num_rows == 6
+
+
+@pytest.mark.parametrize(("rank", "tp", "place"), [(0, 1, 0), (1, 1, 1), (1, 2, 2)])
+def test_groups_of_ranks_take_gpus_one_after_the_other(
+    rank: int, tp: int, place: int, checkpoint: Path, tmp_path: Path, monkeypatch
+):
+    plan, _ = plan_job(tmp_path, ROWS, checkpoint)
+    execute(plan, tmp_path / "run")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    places = []
+    monkeypatch.setattr(torch_engine, "load_model", lambda *args: places.append(args[2]))
+
+    def job(num_ranks: int) -> RankJob:
+        settings = ExecuteSettings(tp=tp)
+        return RankJob(rank, num_ranks, num_ranks, plan, tmp_path / "run", settings, 1, range(1),
+                       0.0, "")  # fmt: skip
+
+    made = torch_engine.TorchEngine(job(2))
+    assert places == [place]
+    assert made._kv_memory() is None  # what its GPU has
+    with pytest.raises(InputError, match=f"tp {tp} times dp 5 is {5 * tp} ranks"):
+        torch_engine.TorchEngine(job(5))

@@ -183,6 +183,9 @@ RunTp = Annotated[
 Dtype = Annotated[
     str | None, _run("dtype", "bfloat16, float16 (on a GPU) or float32, of weights and KV.")
 ]
+KvDtype = Annotated[
+    str | None, _run("kv_dtype", "auto: as --dtype; fp8_e4m3: KV in 8 bits, on GPUs.", "--kv-dtype")
+]
 LoadFormat = Annotated[
     str | None,
     _run("load_format", "safetensors; dummy: random weights, for timing.", "--load-format"),
@@ -196,6 +199,10 @@ Pod = Annotated[
 OverlapFlag = Annotated[
     str | None,
     _run("overlap", "auto, on or off: steps in parts at the same time, on GPUs.", "--overlap"),
+]
+GraphsFlag = Annotated[
+    str | None,
+    _run("graphs", "auto, on or off: decode steps as CUDA graphs, on GPUs.", "--graphs"),
 ]
 KvMemory = Annotated[
     str | None,

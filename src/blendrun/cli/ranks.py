@@ -67,7 +67,11 @@ class RankFlags:
 
         engine = _ENGINES[settings.engine]
         if self.launcher == RAY:
+            from blendrun.engine.devices import takes_gpu
             from blendrun.launch.ray_ranks import RayLauncher
+
+            if settings.engine == "native" and takes_gpu(settings.device):
+                raise InputError("ranks of Ray are for CPUs so far", "--device cpu")
 
             with closing(RayLauncher(num_ranks, self.ray_address, events.note)) as launcher:
                 yield RankGroup(launcher, num_ranks, engine)

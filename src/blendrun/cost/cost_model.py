@@ -20,7 +20,7 @@ Flavour = Literal["product", "paper"]
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Prices requests on `tp` devices of one kind; bf16 weights and KV.
+    """Prices requests on `tp` devices of one kind; bf16 weights, KV as stated.
 
     Lengths are token counts (scalars or arrays that broadcast); seconds come back as float64 of
     the broadcast shape.
@@ -33,6 +33,7 @@ class CostModel:
     hardware: HardwareProfile
     tp: int = 1
     flavour: Flavour = "product"
+    kv_element_bytes: int = BF16_BYTES
 
     def __post_init__(self) -> None:
         check_tp(self.tp, self.shape.num_heads, self.shape.num_kv_heads, self.shape.name)
@@ -44,10 +45,11 @@ class CostModel:
         hardware: HardwareProfile,
         tp: int = 1,
         flavour: Flavour = "product",
+        kv_element_bytes: int = BF16_BYTES,
     ) -> Self:
         """Prices of a group of `tp` ranks: each has a GPU of its own, on a CPU they share it."""
         each = hardware.shared_by(tp) if hardware.kind == "cpu" else hardware
-        return cls(shape, each, tp, flavour)
+        return cls(shape, each, tp, flavour, kv_element_bytes)
 
     def prefill_s(self, start: Numbers, end: Numbers) -> Floats:
         """Compute of prompt tokens [start, end) of one request, without the output head.
@@ -189,7 +191,7 @@ class CostModel:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of one cached token on one rank."""
-        return self.shape.kv_bytes_per_token(self.tp)
+        return self.shape.kv_bytes_per_token(self.tp, self.kv_element_bytes)
 
     @property
     def context_s(self) -> float:

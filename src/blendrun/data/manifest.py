@@ -20,7 +20,7 @@ _CHANGED = {
     "model": "its model is another",
     "weights": "its weights are others",
 }
-_ALWAYS_WAS = {"engine": "native"}  # in runs of versions that do not say
+_ALWAYS_WAS = {"engine": "native", "kv_dtype": "auto"}  # in runs of versions that do not say
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,16 @@ import torch
 from blendrun import __version__
 from blendrun.cost.cost_model import CostModel
 from blendrun.cost.hardware import HardwareProfile
-from blendrun.cost.model_shape import ModelShape
+from blendrun.cost.model_shape import BF16_BYTES, ModelShape
 from blendrun.cost.step_prices import StepPrices
 from blendrun.data.results import RankJournal, ResultJournal
 from blendrun.engine import kv_memory
 from blendrun.engine.begun import to_continue
 from blendrun.engine.deadline import Deadline
 from blendrun.engine.generations import Generations
+from blendrun.engine.graphs import choose_graphs
 from blendrun.engine.guides import Guides
+from blendrun.engine.kv_dtypes import KV_DTYPES
 from blendrun.engine.loaded_model import DTYPES, LoadedModel
 from blendrun.engine.loop import Advance, Feed, RunLoop
 from blendrun.engine.overlap import choose_overlap
@@ -85,7 +87,8 @@ def assemble(
     dtype = DTYPES[settings.dtype]
     files, attention, group = model.files, model.attention, model.decoder.group
     config, page_size = model.decoder.config, settings.page_size
-    page_bytes = kv_memory.kv_bytes_per_page(config, page_size, dtype.itemsize)
+    kv_dtype = KV_DTYPES[settings.kv_dtype]
+    page_bytes = kv_memory.kv_bytes_per_page(config, page_size, (kv_dtype or dtype).itemsize)
     limit = settings.kv_memory
     if limit is None:
         limit = model.free_kv_bytes(settings)
@@ -93,14 +96,18 @@ def assemble(
     hardware = _hardware(model.compute.device)
     hardware = replace(hardware, shared_reads=hardware.shared_reads and settings.shares_reads)
     shape = ModelShape.from_hf_config(files.config, plan.model.name)
-    if share is not None:
+    if share is not None and hardware.kind == "cpu":  # else each has a device of its own
         hardware = hardware.shared_by(share.num_near)
-    cost = CostModel.of_group(shape, hardware, group.shard.size)
+    kv_element_bytes = BF16_BYTES if kv_dtype is None else kv_dtype.itemsize
+    cost = CostModel.of_group(shape, hardware, group.shard.size, kv_element_bytes=kv_element_bytes)
     generated = np.zeros(len(requests), np.int32)
     generated[[answer.request for answer in begun]] = [len(answer.token_ids) for answer in begun]
     mine = pending if share is None else share.requests
     overlap, overlap_reason = choose_overlap(
         settings.overlap, model.compute.lanes, cost, settings.pod
+    )
+    capture, graphs_reason = choose_graphs(
+        settings.graphs, model.compute.capture, model.compute.why_no_graphs, model.decoder
     )
     batcher = make_batcher(plan, settings, requests, mine, generated, cost, pages)
 
@@ -138,6 +145,7 @@ def assemble(
             share_reads=settings.shares_reads,
             may_split=not settings.deterministic,
             overlap=overlap,
+            capture=capture,
         ),
         generations,
         scores,
@@ -174,12 +182,18 @@ def assemble(
         "attention": attention.backend,
         "attention_reason": attention.backend_reason(),
         "kernels": model.compute.kernels,
+        # of steps that are replayed
+        "unknown": [] if capture is None else ["attention_s"],
         "overlap": "off" if overlap is None else "on",
         "overlap_reason": overlap_reason,
+        "graphs": "off" if capture is None else "on",
+        "graphs_reason": graphs_reason,
         "kv_pages": pages,
         "page_size": settings.page_size,
         "kv_memory": format_bytes(pages * page_bytes),
         "kv_bytes": pages * page_bytes,
+        "kv_dtype": settings.kv_dtype,
+        "kv_element_bytes": cost.kv_element_bytes,  # as steps are priced
         "weight_bytes": shape.weight_bytes(dtype.itemsize),
         "chunk_size": settings.chunk_size,
         "max_seqs": settings.max_seqs,

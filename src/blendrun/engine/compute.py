@@ -10,8 +10,12 @@ from typing import Literal
 
 import torch
 
+from blendrun.engine.cuda_graphs import CudaGraphMaker
 from blendrun.engine.cuda_lanes import CudaLaneMaker
+from blendrun.engine.devices import DeviceName, choose_device
 from blendrun.engine.elementwise import PLAIN, Elementwise
+from blendrun.engine.graphs import Capture
+from blendrun.engine.kv_dtypes import check_on_cpu, check_triton, is_in_triton
 from blendrun.engine.overlap import LaneMaker
 from blendrun.engine.paged_attention import PagedAttention
 from blendrun.errors import InputError
@@ -22,7 +26,6 @@ from blendrun.kernels.flashinfer.elementwise import FlashInferElementwise
 from blendrun.kernels.flashinfer.library import FlashInfer, find_flashinfer, why_not
 from blendrun.kernels.paged.torch_attention import TorchAttention
 
-DeviceName = Literal["auto", "cpu", "cuda"]
 AttentionName = Literal["auto", "flashinfer", "triton", "torch"]
 
 
@@ -33,60 +36,57 @@ class Compute:
     elementwise: Elementwise
     kernels: dict[str, str]  # by noun, in one line: what runs beside attention, and why
     lanes: LaneMaker | None = None  # for parts of steps at the same time; None: it cannot
-
-
-def takes_gpu(wanted: DeviceName) -> bool:
-    """Whether a model runs on the GPU.
-
-    Raises:
-        InputError: a GPU is asked for, and torch sees none.
-    """
-    if wanted == "auto":
-        return torch.cuda.is_available()
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise InputError(
-            "--device cuda: torch sees no GPU",
-            "install torch with CUDA and a driver that it can use, or leave --device out",
-        )
-    return wanted == "cuda"
+    capture: Capture | None = None  # of decode-only steps; None: it cannot
+    why_no_graphs: str = "this device captures nothing"
 
 
 def choose_compute(
-    device: DeviceName, attention: AttentionName, head_dim: int, dtype: torch.dtype, pod: bool
+    device: DeviceName,
+    attention: AttentionName,
+    head_dim: int,
+    dtype: torch.dtype,
+    pod: bool,
+    kv_dtype: torch.dtype | None = None,
+    place: int = 0,
 ) -> Compute:
     """What is asked for, or the best that is there.
 
-    `pod`: prefill and decode attention of a step in one launch.
+    `pod`: prefill and decode attention of a step in one launch. `kv_dtype`: of the KV pages; None:
+    that of the model. `place`: see `choose_device`.
 
     Raises:
         InputError: what is asked for cannot be had.
     """
-    if not takes_gpu(device):
+    chosen = choose_device(device, place)
+    if chosen.type == "cpu":
+        check_on_cpu(kv_dtype)
         if pod or attention not in ("auto", "torch"):
             raise InputError(f"--{'pod' if pod else f'attention {attention}'} is for GPUs")
         return Compute(
-            torch.device("cpu"),
+            chosen,
             CpuAttention("torch" if attention == "torch" else None),
             PLAIN,
             load_all(),
+            why_no_graphs="a CPU starts each operator itself",
         )
-    gpu = torch.device("cuda", torch.cuda.current_device())
     library, reason = find_flashinfer()
     problem = reason if library is None else why_not(head_dim, dtype)
     if library is not None and problem is None and attention in ("auto", "flashinfer"):
-        return flashinfer_compute(library, gpu, reason, pod=pod)
+        return flashinfer_compute(library, chosen, reason, pod=pod, kv_dtype=kv_dtype)
     if attention == "flashinfer" or pod:
         what = "--pod" if pod else "--attention flashinfer"
         raise InputError(f"{what}: {problem or 'another attention was asked for'}")
     if attention == "torch":
-        return torch_compute(gpu, "plain torch was asked for")
+        return torch_compute(chosen, "plain torch was asked for", kv_dtype)
     version = _triton_version()
     if version is not None:
+        check_triton(chosen, kv_dtype)
         why = "it was asked for" if attention == "triton" else problem
-        return triton_compute(gpu, f"Triton {version}: {why}")
+        return triton_compute(chosen, f"Triton {version}: {why}", kv_dtype)
     if attention == "triton":
         raise InputError("--attention triton: Triton is not installed", "pip install triton")
-    return torch_compute(gpu, f"plain torch, which is slow: {problem}, and there is no Triton")
+    reason = f"plain torch, which is slow: {problem}, and there is no Triton"
+    return torch_compute(chosen, reason, kv_dtype)
 
 
 def _triton_version() -> str | None:
@@ -96,40 +96,57 @@ def _triton_version() -> str | None:
 
 
 def flashinfer_compute(
-    library: FlashInfer, device: torch.device, reason: str, *, pod: bool = False
+    library: FlashInfer,
+    device: torch.device,
+    reason: str,
+    *,
+    pod: bool = False,
+    kv_dtype: torch.dtype | None = None,
 ) -> Compute:
     """All kernels from FlashInfer, or from a module like it."""
-    attention = FlashInferAttention(library, device, reason, fused=pod)
+    attention = FlashInferAttention(library, device, reason, fused=pod, kv_dtype=kv_dtype)
     elementwise = FlashInferElementwise(library)
     names = ("rms_norm", "rotary", "silu_mul")
     kernels = dict.fromkeys(names, reason) | {"argmax": f"torch on {device.type}"}
-    return Compute(device, attention, elementwise, kernels, _lanes(device))
+    capture = Capture(attention, CudaGraphMaker()) if device.type == "cuda" else None
+    return Compute(device, attention, elementwise, kernels, _lanes(device), capture)
 
 
-def torch_compute(device: torch.device, reason: str) -> Compute:
+def torch_compute(
+    device: torch.device, reason: str, kv_dtype: torch.dtype | None = None
+) -> Compute:
     names = ("argmax", "rms_norm", "rotary", "silu_mul")
     kernels = dict.fromkeys(names, f"torch on {device.type}")
-    return Compute(device, TorchAttention(device, reason), PLAIN, kernels, _lanes(device))
+    attention = TorchAttention(device, reason, kv_dtype=kv_dtype)
+    why_no_graphs = "plain torch attention goes by lengths that the CPU has"
+    return Compute(device, attention, PLAIN, kernels, _lanes(device), why_no_graphs=why_no_graphs)
 
 
-def others_beside(compute: Compute) -> dict[str, PagedAttention]:
+def others_beside(
+    compute: Compute, kv_dtype: torch.dtype | None = None
+) -> dict[str, PagedAttention]:
     """What a device's attention is checked against, by name: plain torch, and our own kernels."""
-    others: dict[str, PagedAttention] = {"plain torch": TorchAttention(compute.device)}
-    if compute.attention.backend == "flashinfer" and _triton_version() is not None:
-        others["Triton"] = triton_compute(compute.device, "to compare").attention
+    plain = TorchAttention(compute.device, kv_dtype=kv_dtype)
+    others: dict[str, PagedAttention] = {"plain torch": plain}
+    has_triton = _triton_version() is not None and is_in_triton(compute.device, kv_dtype)
+    if compute.attention.backend == "flashinfer" and has_triton:
+        others["Triton"] = triton_compute(compute.device, "to compare", kv_dtype).attention
     return others
 
 
-def triton_compute(device: torch.device, reason: str) -> Compute:
+def triton_compute(
+    device: torch.device, reason: str, kv_dtype: torch.dtype | None = None
+) -> Compute:
     """Our Triton kernels, which are imported here and nowhere else."""
     module = import_module("blendrun.kernels.paged.triton_attention")
     kernels = dict.fromkeys(("rms_norm", "rotary", "silu_mul"), reason)
     return Compute(
         device,
-        module.TritonAttention(device, reason),
+        module.TritonAttention(device, reason, kv_dtype=kv_dtype),
         module.TritonElementwise(),
         kernels | {"argmax": f"torch on {device.type}"},
         _lanes(device),
+        why_no_graphs="our Triton attention has as many programs as each step has tiles",
     )
 
 

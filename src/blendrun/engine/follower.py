@@ -2,8 +2,8 @@
 
 import torch
 
+from blendrun.engine import rank_memory
 from blendrun.engine.decoder import Decoder
-from blendrun.engine.kv_memory import MEMORY, free_bytes
 from blendrun.engine.paged_attention import PagedAttention
 from blendrun.engine.step_inputs import STEP, StepInputs
 from blendrun.engine.step_runner import PAGES, KvPages, StepRunner
@@ -20,8 +20,8 @@ def follow(decoder: Decoder, attention: PagedAttention) -> None:
     group, runner = decoder.group, None
     while True:
         message = group.hear()
-        if message.kind == MEMORY:
-            group.least(free_bytes(group.shard.size))
+        if message.kind == rank_memory.MEMORY:
+            rank_memory.answer(decoder, message)
         elif message.kind == PAGES:
             runner = None  # its KV tensors make room for the next ones
             runner = StepRunner(decoder, attention, KvPages.of(message))

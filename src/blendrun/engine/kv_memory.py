@@ -1,28 +1,18 @@
 """How many KV pages a run gets."""
 
-import numpy as np
-
 from blendrun.cost.machine import available_memory_bytes
 from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.requests import EngineRequests
-from blendrun.engine.tensor_group import Message, TensorGroup
 from blendrun.errors import CapacityError
 from blendrun.tree.prefix_tree import Int32
 from blendrun.units import format_bytes
 
-MEMORY = 3  # kind of message: all ranks say how much they have
 MEMORY_FRAC = 0.6  # of what is free: the rest is for weights, activations and everyone else
 
 
 def free_bytes(num_ranks: int) -> int:
     """Memory for the KV pages of one of `num_ranks` ranks, which share this machine's."""
     return int(available_memory_bytes() * MEMORY_FRAC) // num_ranks
-
-
-def least_free_bytes(group: TensorGroup) -> int:
-    """What every rank of the group has for its KV pages. Only the first rank asks."""
-    group.tell(Message(MEMORY, [], np.zeros(0, np.int32)))
-    return group.least(free_bytes(group.shard.size))
 
 
 def kv_bytes_per_page(config: DecoderConfig, page_size: int, element_bytes: int) -> int:

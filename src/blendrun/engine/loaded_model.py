@@ -10,13 +10,13 @@ import torch
 from blendrun.data.detokenizer import Detokenizer
 from blendrun.data.model_files import ModelFiles, resolve_model
 from blendrun.data.reasoning import ReasoningMarks
-from blendrun.engine import kv_memory
 from blendrun.engine.compute import Compute, choose_compute, others_beside
 from blendrun.engine.decoder import Decoder
 from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.deterministic import check_deterministic
-from blendrun.engine.device_memory import CudaMemory, kv_bytes
+from blendrun.engine.kv_dtypes import KV_DTYPES
 from blendrun.engine.paged_attention import PagedAttention
+from blendrun.engine.rank_memory import least_free_bytes
 from blendrun.engine.row_blocks import ROW_BLOCK
 from blendrun.engine.self_check import check_compute
 from blendrun.engine.settings import ExecuteSettings
@@ -47,8 +47,9 @@ class LoadedModel:
         settings: ExecuteSettings,
         group: TensorGroup = ALONE,
         compute: Compute | None = None,
+        place: int = 0,
     ) -> Self:
-        """`compute`: what to run it on; None: as the settings say.
+        """`compute`: what to run it on; None: as the settings say, on the device of `place`.
 
         Raises:
             InputError: the weights do not fit, or what the settings ask for cannot be had.
@@ -58,7 +59,7 @@ class LoadedModel:
             raise BackendError(f"{settings.tp} tensor-parallel ranks need a launcher")
         config = DecoderConfig.from_hf(files.config)
         if compute is None:
-            compute = checked_compute(config, settings)
+            compute = checked_compute(config, settings, place)
         decoder = load_decoder(files.folder, config, settings, compute, group)
         marks = ReasoningMarks.from_folder(files.folder)
         detokenizer = Detokenizer.from_folder(
@@ -72,31 +73,33 @@ class LoadedModel:
 
     def free_kv_bytes(self, settings: ExecuteSettings) -> int:
         """What there is for KV pages on each rank."""
-        device = self.compute.device
-        if device.type == "cpu":
-            return kv_memory.least_free_bytes(self.decoder.group)
-        return kv_bytes(self.decoder, CudaMemory(device), settings.chunk_size, settings.max_seqs)
+        return least_free_bytes(self.decoder, settings.chunk_size, settings.max_seqs)
 
 
-def checked_compute(config: DecoderConfig, settings: ExecuteSettings) -> Compute:
+def checked_compute(config: DecoderConfig, settings: ExecuteSettings, place: int = 0) -> Compute:
     """What the settings ask for; a device's kernels have passed a self-check.
+
+    A GPU is the current device of this process afterwards. `place`: see `choose_device`.
 
     Raises:
         InputError: it cannot be had.
         BackendError: the self-check failed.
     """
-    dtype = DTYPES[settings.dtype]
+    dtype, kv_dtype = DTYPES[settings.dtype], KV_DTYPES[settings.kv_dtype]
     compute = choose_compute(
-        settings.device, settings.attention, config.head_dim, dtype, settings.pod
+        settings.device,
+        settings.attention,
+        config.head_dim,
+        dtype,
+        settings.pod,
+        kv_dtype,
+        place,
     )
     if compute.device.type != "cpu":
-        for flag, is_given in (
-            ("tp", (settings.tp or 1) > 1),
-            ("deterministic", settings.deterministic),
-        ):
-            if is_given:
-                raise InputError(f"--{flag} is for CPUs so far", "leave it out, or --device cpu")
-        check_compute(compute, others_beside(compute), config, dtype)
+        if settings.deterministic:
+            raise InputError("--deterministic is for CPUs so far", "leave it out, or --device cpu")
+        torch.cuda.set_device(compute.device)
+        check_compute(compute, others_beside(compute, kv_dtype), config, dtype, kv_dtype)
     return compute
 
 

@@ -50,6 +50,8 @@ def choose_overlap(
         problem = "this device runs one thing at a time"
     elif pod:
         problem = "--pod has prefill and decode attention in one launch"
+    elif cost.tp > 1:
+        problem = "tensor-parallel ranks compute steps as a whole"
     if lanes is None or problem is not None:
         if mode == "on":
             raise InputError(f"--overlap on: {problem}", "leave it out")

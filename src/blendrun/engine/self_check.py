@@ -1,7 +1,8 @@
 """A short check of a device's kernels at their first use: another path must compute the same.
 
-Random sequences of the model's shape: prefill chunks, decodes, and some that share prefixes. Takes
-about two seconds, without the time in which a library compiles its kernels.
+Random sequences of the model's shape: prefill chunks, decodes, some that share prefixes, and
+decodes out of a graph, where steps are captured. Takes about two seconds, without the time in
+which a library compiles its kernels.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ from torch import Tensor
 from blendrun.engine.compute import Compute
 from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.elementwise import PLAIN, Elementwise
+from blendrun.engine.graphs import Capture
 from blendrun.engine.paged_attention import PagedAttention
 from blendrun.engine.rope import cos_sin
 from blendrun.errors import BackendError
@@ -28,6 +30,8 @@ _SEQUENCES = (
     *((40, 40, 0), (7, 300, 0), (17, 33, 0)),
 )
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+# values a rounding away from the middle of two of float8 go either way, by an eighth of themselves
+_FP8_TOLERANCE = 0.15
 
 
 @torch.inference_mode()
@@ -36,20 +40,27 @@ def check_compute(
     others: Mapping[str, PagedAttention],
     config: DecoderConfig,
     dtype: torch.dtype,
+    kv_dtype: torch.dtype | None = None,
 ) -> None:
-    """Hold `compute` against `others`, by name, on the same device.
+    """Hold `compute` against `others`, by name, on the same device; all keep KV in `kv_dtype`.
 
     Raises:
         BackendError: they differ, or a kernel fails; names the path.
     """
     name = compute.attention.backend
-    problem = _Problem(config, dtype, compute.device)
+    problem, tolerance = _Problem(config, dtype, compute.device), _TOLERANCE[dtype]
+    if kv_dtype is not None:
+        tolerance = max(tolerance, _FP8_TOLERANCE)
     alone, shared = (problem.attention(name, compute.attention, shares) for shares in (False, True))
     for other, attention in others.items():
         expected = problem.attention(other, attention, False)
         for what, found in (("", alone), (" over shared prefixes", shared)):
             words = f"{name} attention{what} and {other}"
-            _compare(name, words, found, expected, _TOLERANCE[dtype])
+            _compare(name, words, found, expected, tolerance)
+    if compute.capture is not None:
+        replayed = problem.replayed(name, compute.attention, compute.capture)
+        words = f"replayed {name} decodes and those that are run"
+        _compare(name, words, replayed, alone[problem.decode_rows()], tolerance)
     rows = problem.elementwise(name, compute.elementwise)
     for what, expected in problem.elementwise("plain torch", PLAIN).items():
         _compare(name, f"{what} and plain torch", rows[what], expected, _TOLERANCE[dtype])
@@ -105,12 +116,45 @@ class _Problem:
         with _refusing(name):
             return self._attention(attention, shares)
 
+    def replayed(self, name: str, attention: PagedAttention, capture: Capture) -> Tensor:
+        """[S, Hq * D] of all decodes, captured in reverse order and replayed in theirs."""
+        with _refusing(name):
+            return self._replayed(attention, capture)
+
     def elementwise(self, name: str, kernels: Elementwise) -> dict[str, Tensor]:
         """By what it is, rows of values."""
         with _refusing(name):
             return self._elementwise(kernels)
 
-    def _attention(self, attention: PagedAttention, shares: bool) -> Tensor:
+    def decode_rows(self) -> Tensor:
+        """int64 [S], of what `attention` gives."""
+        first = np.cumsum(self._rows) - self._rows
+        return torch.from_numpy(first[self._rows == 1]).to(self._device)
+
+    def _replayed(self, attention: PagedAttention, capture: Capture) -> Tensor:
+        k_cache, v_cache, _ = self._caches(attention)
+        decodes = np.flatnonzero(self._rows == 1)
+        q, scale = self._q[self.decode_rows()], self._config.head_dim**-0.5
+        static = capture.attention.static_decodes(
+            k_cache, self._config.num_heads, len(decodes), scale
+        )
+
+        def move_to(order: np.ndarray) -> None:
+            slots = np.arange(len(order))  # nothing is written
+            static.move_to(self._context[order], self._page_table[order], slots)
+
+        def work() -> Tensor:
+            return static.reads.run(q, k_cache, v_cache)
+
+        move_to(decodes[::-1])
+        work()
+        graph = capture.maker(work)
+        move_to(decodes)
+        graph.replay()
+        return graph.made.flatten(1).clone()
+
+    def _caches(self, attention: PagedAttention) -> tuple[Tensor, Tensor, Tensor]:
+        """Of one layer, with all K and V written, and q as it was turned then."""
         config = self._config
         caches = attention.alloc_kv_cache(
             1,
@@ -125,6 +169,11 @@ class _Problem:
         writes = attention.plan_writes(tokens, torch.from_numpy(self._slot))
         q, k, v = torch.split(self._written.clone(), self._heads, dim=1)  # as in a decoder
         writes.run(q, k, v, self._rotation, k_cache, v_cache)
+        return k_cache, v_cache, q
+
+    def _attention(self, attention: PagedAttention, shares: bool) -> Tensor:
+        k_cache, v_cache, q = self._caches(attention)
+        config = self._config
         shared = None
         if shares:
             shared = find_shared_prefixes(

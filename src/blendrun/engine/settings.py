@@ -17,13 +17,16 @@ class ExecuteSettings:
     policy: str | None = None  # the order in which requests run; None: that of the plan
     model: str | None = None  # where the plan's model lies now, if it moved
     tp: int | None = None  # tensor-parallel ranks; None: as many as the plan says
-    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"  # of weights and KV
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"  # of weights, and of KV
+    kv_dtype: Literal["auto", "fp8_e4m3"] = "auto"  # of KV; auto: that of the weights
     load_format: Literal["safetensors", "dummy"] = "safetensors"  # dummy: random, without files
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU, where torch sees one
     attention: Literal["auto", "flashinfer", "triton", "torch"] = "auto"
     pod: bool = False  # prefill and decode attention of a step in one launch (POD-Attention)
     # of a step's parts on a GPU; auto: where its hardware profile says that it gains
     overlap: Literal["auto", "on", "off"] = "auto"
+    # of decode-only steps on a GPU, captured once and replayed; auto: where they can be
+    graphs: Literal["auto", "on", "off"] = "auto"
     # bytes of each rank; None: what the job needs, all ranks at most 60 % of free memory
     kv_memory: int | None = None
     page_size: int = 16  # tokens
@@ -74,6 +77,7 @@ class ExecuteSettings:
             "model": plan.model.fingerprint,
             "seed": plan.settings["seed"],
             "dtype": self.dtype,
+            "kv_dtype": self.kv_dtype,
             "ignore_eos": self.ignore_eos,
             "deterministic": self.deterministic,
             "engine": self.engine,

@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from blendrun.engine.decode_graphs import DecodeGraphs, scratch_pages
 from blendrun.engine.decoder import Decoder
 from blendrun.engine.executors import Executor
+from blendrun.engine.graphs import Capture
 from blendrun.engine.layer_clock import layer_clock
 from blendrun.engine.overlap import Overlap
 from blendrun.engine.paged_attention import PagedAttention, StepReads, StepWrites
@@ -26,7 +28,7 @@ from blendrun.engine.tensor_group import Message
 from blendrun.engine.vocab_shards import best_tokens, whole_logits
 from blendrun.kernels.cpu.argmax import best as best_columns
 from blendrun.kernels.cpu.rotation import Rotation
-from blendrun.kernels.cpu.shared_prefixes import find_shared_prefixes
+from blendrun.kernels.cpu.shared_prefixes import SharedPrefixes, find_shared_prefixes
 from blendrun.tree.prefix_tree import Int32, Int64
 
 PAGES = 2  # kind of message
@@ -71,20 +73,25 @@ class StepRunner:
         attention: PagedAttention,
         pages: KvPages,
         overlap: Overlap | None = None,
+        capture: Capture | None = None,
     ) -> None:
-        """`overlap`: divides steps into parts; None: they stay whole."""
+        """`overlap` divides steps into parts, `capture` captures decodes; None: nothing does."""
         self._overlap = overlap
         config = decoder.config
         self._clock = layer_clock(decoder.device)  # of attention and KV writes
         self._decoder, self._attention, self._pages = decoder, attention, pages
         self._k_cache, self._v_cache = attention.alloc_kv_cache(
             config.num_layers,
-            pages.num_pages,
+            pages.num_pages + (scratch_pages(pages.page_size) if capture else 0),
             pages.page_size,
             config.num_kv_heads,
             config.head_dim,
             decoder.dtype,
         )
+        self._graphs: DecodeGraphs | None = None
+        if capture is not None:
+            caches = (self._k_cache, self._v_cache)
+            self._graphs = DecodeGraphs(decoder, capture, *caches, pages.num_pages)
 
     @property
     def attention_s(self) -> float:
@@ -104,12 +111,19 @@ class StepRunner:
         divided = None
         if self._overlap is not None:
             divided = self._overlap.divide(step.num_tokens, step.context_len)
-        if divided is None:
-            tokens = (self._indices(step.token_ids), self._indices(step.positions))
-            hidden = self._decoder.forward(*tokens, self._attend(step), self._indices(_rows(step)))
-        else:
-            hidden = self._in_parts(step, *divided)
+        hidden = self._whole(step) if divided is None else self._in_parts(step, *divided)
         return hidden[: len(step.drawn)], hidden[len(step.drawn) :]
+
+    def _whole(self, step: StepInputs) -> Tensor:
+        """Hidden states [R + Q, H]."""
+        shared = self._shared(step)
+        if self._graphs is not None and shared is None:
+            hidden = self._graphs.forward(step)
+            if hidden is not None:
+                return hidden
+        tokens = (self._indices(step.token_ids), self._indices(step.positions))
+        attend = self._attend(step, shared)
+        return self._decoder.forward(*tokens, attend, self._indices(_rows(step)))
 
     def _in_parts(self, step: StepInputs, bounds: Int64, executor: Executor) -> Tensor:
         """As a whole step's `Decoder.forward`."""
@@ -120,7 +134,7 @@ class StepRunner:
                 StepPart(
                     self._indices(own.token_ids),
                     self._indices(own.positions),
-                    self._attend(own, number),
+                    self._attend(own, self._shared(own), number),
                     self._indices(_rows(own)),
                     bounding_resource(own.num_tokens),
                 )
@@ -165,18 +179,23 @@ class StepRunner:
             vocab_size = self._decoder.config.vocab_size
             yield start, whole_logits(logits, vocab_size, self._decoder.group)
 
-    def _attend(self, step: StepInputs, part: int = 0) -> "_Attend":
-        config, shared = self._decoder.config, None
-        if self._pages.share_reads:
-            shared = find_shared_prefixes(
-                step.order,
-                step.page_table,
-                step.num_tokens,
-                step.context_len,
-                self._pages.page_size,
-                config.num_heads // config.num_kv_heads,
-                self._attention.prefix_cost_len,
-            )
+    def _shared(self, step: StepInputs) -> SharedPrefixes | None:
+        """What sequences of the step read together."""
+        if not self._pages.share_reads:
+            return None
+        config = self._decoder.config
+        return find_shared_prefixes(
+            step.order,
+            step.page_table,
+            step.num_tokens,
+            step.context_len,
+            self._pages.page_size,
+            config.num_heads // config.num_kv_heads,
+            self._attention.prefix_cost_len,
+        )
+
+    def _attend(self, step: StepInputs, shared: SharedPrefixes | None, part: int = 0) -> "_Attend":
+        config = self._decoder.config
         indptr = np.concatenate([[0], np.cumsum(step.num_tokens)]).astype(np.int32)
         plan = self._attention.plan(
             self._k_cache[0],

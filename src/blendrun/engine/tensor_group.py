@@ -75,23 +75,24 @@ ALONE = Alone()
 
 
 class Ranks:
-    """Several ranks, by a process group of torch.distributed."""
+    """Several ranks, by process groups of torch.distributed."""
 
     def __init__(
         self,
         group: Any,
-        device: torch.device,
+        told: Any,
         *,
         in_order: bool,
         why: Callable[[], str],
     ) -> None:
-        """`group`: a `ProcessGroupGloo` or `ProcessGroupNCCL`, whose stubs lack most methods.
+        """`group` adds up and gathers tensors where they are, `told` has what is on the CPU.
 
-        `in_order`: sums are rounded alike at every place of a tensor, at the cost of more
-        traffic; `why` says, after a failure, what became of the other ranks.
+        They are a `ProcessGroupGloo` or `ProcessGroupNCCL`, whose stubs lack most methods; between
+        CPUs they are the same one. `in_order`: sums are rounded alike at every place of a tensor,
+        at the cost of more traffic; `why` says, after a failure, what became of the other ranks.
         """
         self.shard = Shard(group.rank(), group.size())
-        self._group, self._device = group, device
+        self._group, self._told = group, told
         self._in_order, self._why = in_order, why
 
     def sum(self, x: Tensor) -> Tensor:
@@ -107,11 +108,11 @@ class Ranks:
         return total
 
     def least(self, value: int) -> int:
-        number = torch.tensor([value], device=self._device)
+        number = torch.tensor([value])
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
         with self._failing():
-            self._group.allreduce([number], options).wait()
+            self._told.allreduce([number], options).wait()
         return int(number)
 
     def gather(self, x: Tensor) -> list[Tensor] | None:
@@ -137,10 +138,9 @@ class Ranks:
         return Message(kind, numbers, payload.numpy())
 
     def _broadcast(self, x: Tensor) -> Tensor:
-        moved = x.to(self._device)
         with self._failing():
-            self._group.broadcast([moved]).wait()
-        return moved.cpu()
+            self._told.broadcast([x]).wait()
+        return x
 
     @contextmanager
     def _failing(self) -> Iterator[None]:

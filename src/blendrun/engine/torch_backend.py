@@ -14,6 +14,7 @@ from torch import Tensor
 from blendrun.engine.decoder import Decoder
 from blendrun.engine.drawing import Drawn, TokenDrawer
 from blendrun.engine.generations import Generations
+from blendrun.engine.graphs import Capture
 from blendrun.engine.guides import Guides
 from blendrun.engine.logprobs import joined, logprobs
 from blendrun.engine.overlap import Overlap
@@ -44,8 +45,9 @@ class TorchBackend:
         share_reads: bool,
         may_split: bool,
         overlap: Overlap | None = None,
+        capture: Capture | None = None,
     ) -> None:
-        """`share_reads`, `may_split`: see `KvPages`; `overlap`: see `StepRunner`."""
+        """`share_reads`, `may_split`: see `KvPages`; `overlap`, `capture`: see `StepRunner`."""
         self._group = decoder.group
         self._generations, self._cache = generations, cache
         # requests that share prefixes are neighbours here
@@ -54,7 +56,7 @@ class TorchBackend:
         self._drawer = TokenDrawer(requests, generations, guides)
         pages = KvPages(cache.num_pages, cache.page_size, share_reads, may_split)
         self._group.tell(pages.message())
-        self._runner = StepRunner(decoder, attention, pages, overlap)
+        self._runner = StepRunner(decoder, attention, pages, overlap, capture)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> StepResult:

@@ -11,6 +11,7 @@ def check_vllm(settings: ExecuteSettings) -> None:
     """Raises InputError where vLLM is not installed, or a setting asks for what it cannot do."""
     refused = {
         "--deterministic": settings.deterministic,
+        "--kv-dtype": settings.kv_dtype != "auto",
         "--no-shared-prefix-attention": not settings.shared_prefix_attention,
     }
     asked = [flag for flag, is_set in refused.items() if is_set]

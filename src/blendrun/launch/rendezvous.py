@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from blendrun.cost.tensor_shards import Shard
 from blendrun.engine.tensor_group import Ranks
@@ -31,7 +31,10 @@ def open_store() -> TCPStore:
 def join(
     shard: Shard, meeting: Meeting, device: torch.device, why: Callable[[], str] = str
 ) -> Ranks:
-    """Take the place of `shard`; returns when all ranks are there. `why`: see `Ranks`.
+    """Take the place of `shard`; returns when all ranks are there.
+
+    `device`: of the tensors that ranks add up: NCCL between GPUs, Gloo between CPUs, and for all
+    that the first rank tells. `why`: see `Ranks`.
 
     Raises:
         RuntimeError: they do not come.
@@ -39,17 +42,26 @@ def join(
     store = TCPStore(
         _LOCALHOST, meeting.port, is_master=False, timeout=_CONNECTED, wait_for_workers=False
     )
-    group = _backend(device, store, shard, timedelta(seconds=meeting.timeout_s))
-    return Ranks(group, device, in_order=meeting.in_order, why=why)
-
-
-def _backend(device: torch.device, store: Store, shard: Shard, timeout: timedelta) -> Any:
-    """NCCL between GPUs, Gloo between CPUs, over the loopback: a group has one machine."""
-    kind: Any = dist.ProcessGroupNCCL if device.type == "cuda" else dist.ProcessGroupGloo
+    timeout = timedelta(seconds=meeting.timeout_s)
+    told = _gloo(PrefixStore("told", store), shard, timeout)
+    group = told
     if device.type == "cuda":
-        options = kind.Options()
-    else:
-        options = kind._Options()
-        options._devices = [kind.create_device(hostname=_LOCALHOST)]
+        group = _nccl(PrefixStore("tensors", store), shard, timeout)
+    return Ranks(group, told, in_order=meeting.in_order, why=why)
+
+
+def _gloo(store: Store, shard: Shard, timeout: timedelta) -> Any:
+    """Between CPUs, over the loopback: a group has one machine."""
+    kind: Any = dist.ProcessGroupGloo
+    options = kind._Options()
+    options._devices = [kind.create_device(hostname=_LOCALHOST)]
+    options._timeout = timeout
+    return kind(store, shard.rank, shard.size, options)
+
+
+def _nccl(store: Store, shard: Shard, timeout: timedelta) -> Any:
+    """Between GPUs. A collective is queued on the device: the CPU waits for none."""
+    kind: Any = dist.ProcessGroupNCCL
+    options = kind.Options()
     options._timeout = timeout
     return kind(store, shard.rank, shard.size, options)

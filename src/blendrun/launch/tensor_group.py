@@ -16,6 +16,7 @@ import torch
 from blendrun.cost.tensor_shards import Shard, check_tp
 from blendrun.data.model_files import ModelFiles
 from blendrun.engine.decoder_config import DecoderConfig
+from blendrun.engine.devices import check_devices, choose_device
 from blendrun.engine.loaded_model import LoadedModel
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.errors import BackendError
@@ -27,16 +28,18 @@ _FOR_EVER_S = 30 * 24 * 3600.0  # a rank that is told waits until the first is g
 _DYING_S, _END_S = 2.0, 5.0
 
 
-def load_model(files: ModelFiles, settings: ExecuteSettings) -> LoadedModel:
+def load_model(files: ModelFiles, settings: ExecuteSettings, place: int = 0) -> LoadedModel:
     """The model on as many ranks as the settings say; its `close` ends those beside this process.
 
+    `place` of the first of them, see `choose_device`; the others come after it.
+
     Raises:
-        InputError: the model cannot be divided among so many, or be loaded.
+        InputError: the model cannot be divided among so many or be loaded, or GPUs are too few.
         BackendError: a rank does not start.
     """
     if (settings.tp or 1) == 1:
-        return LoadedModel.load(files, settings)
-    ranks = _OtherRanks(files, settings)
+        return LoadedModel.load(files, settings, place=place)
+    ranks = _OtherRanks(files, settings, place)
     try:
         model = ranks.load(files, settings)
     except BaseException:
@@ -48,9 +51,11 @@ def load_model(files: ModelFiles, settings: ExecuteSettings) -> LoadedModel:
 class _OtherRanks:
     """All processes of a group but this one."""
 
-    def __init__(self, files: ModelFiles, settings: ExecuteSettings) -> None:
+    def __init__(self, files: ModelFiles, settings: ExecuteSettings, place: int) -> None:
         config, size = DecoderConfig.from_hf(files.config), settings.tp or 1
         check_tp(size, config.num_heads, config.num_kv_heads, files.spec)
+        check_devices(settings.device, size, 1)
+        self._place = place
         self._store, self._limit_s = open_store(), settings.hang_limit_s
         self._meeting = Meeting(self._store.port, settings.hang_limit_s, settings.deterministic)
         self._size, self._threads_before = size, torch.get_num_threads()
@@ -65,7 +70,15 @@ class _OtherRanks:
         with signals_held():
             for rank in range(1, size):
                 here, there = context.Pipe()
-                job = RankJob(Shard(rank, size), meeting, threads, files.folder, config, settings)
+                job = RankJob(
+                    Shard(rank, size),
+                    meeting,
+                    threads,
+                    files.folder,
+                    config,
+                    settings,
+                    place + rank,
+                )
                 process = context.Process(target=run_rank, args=(job, there), daemon=True)
                 process.start()
                 there.close()
@@ -76,12 +89,11 @@ class _OtherRanks:
         """This rank's part, while the others load theirs."""
         self._expect(STARTED)
         try:
-            group = join(
-                Shard(0, self._size), self._meeting, torch.device("cpu"), self._what_became
-            )
+            device = choose_device(settings.device, self._place)
+            group = join(Shard(0, self._size), self._meeting, device, self._what_became)
         except RuntimeError as error:
             raise BackendError(f"the ranks do not meet: {self._what_became()}") from error
-        model = LoadedModel.load(files, settings, group)
+        model = LoadedModel.load(files, settings, group, place=self._place)
         self._expect(READY)
         return model
 

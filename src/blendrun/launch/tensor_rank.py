@@ -9,6 +9,7 @@ import torch
 
 from blendrun.cost.tensor_shards import Shard
 from blendrun.engine.decoder_config import DecoderConfig
+from blendrun.engine.devices import choose_device
 from blendrun.engine.follower import follow
 from blendrun.engine.loaded_model import checked_compute, load_decoder
 from blendrun.engine.settings import ExecuteSettings
@@ -27,6 +28,7 @@ class RankJob:
     folder: Path  # the checkpoint
     config: DecoderConfig  # of the whole model
     settings: ExecuteSettings
+    place: int  # see `choose_device`
 
 
 def run_rank(job: RankJob, first: Connection) -> None:
@@ -35,8 +37,8 @@ def run_rank(job: RankJob, first: Connection) -> None:
     torch.set_num_threads(job.threads)
     try:
         first.send(STARTED)
-        group = join(job.shard, job.meeting, torch.device("cpu"))
-        compute = checked_compute(job.config, job.settings)
+        group = join(job.shard, job.meeting, choose_device(job.settings.device, job.place))
+        compute = checked_compute(job.config, job.settings, job.place)
         decoder = load_decoder(job.folder, job.config, job.settings, compute, group)
         first.send(READY)
         follow(decoder, compute.attention)

@@ -9,12 +9,11 @@ from blendrun.data.answer_keys import read_keys
 from blendrun.data.results import RankJournal
 from blendrun.data.unfinished import read_unfinished
 from blendrun.engine.assembly import RankShare, assemble
-from blendrun.engine.compute import takes_gpu
 from blendrun.engine.deadline import Deadline
+from blendrun.engine.devices import check_devices, takes_gpu
 from blendrun.engine.kv_memory import free_bytes
 from blendrun.engine.loaded_model import find_model
 from blendrun.engine.loop import RunLoop
-from blendrun.errors import InputError
 from blendrun.launch.messages import OpenWindow, Running
 from blendrun.launch.rank_feed import RankFeed
 from blendrun.launch.tensor_group import load_model
@@ -30,10 +29,10 @@ class TorchEngine:
         self._job = job
         self._plan, _ = read_header(job.plan_path)
         self._deadline = Deadline(job.command_begin_s, job.settings.time_limit_s)
-        if takes_gpu(job.settings.device):
-            raise InputError("ranks of a launcher are for CPUs so far", "--dp 1, or --device cpu")
+        tp = job.settings.tp or 1
+        check_devices(job.settings.device, tp, job.num_near)
         files = find_model(self._plan, job.settings)
-        self._model = load_model(files, job.settings)
+        self._model = load_model(files, job.settings, job.rank * tp)
         self._keys = read_keys(job.run_dir)
 
     def window(
@@ -58,10 +57,10 @@ class TorchEngine:
         environment: dict[str, Any] = {**made.environment, "dp": job.num_ranks}
         return made.loop, Running(environment, made.num_continued)
 
-    def _kv_memory(self) -> int:
-        """What each process of this rank may take, bytes."""
+    def _kv_memory(self) -> int | None:
+        """What each process of this rank may take, bytes; None: what its GPU has."""
         settings = self._job.settings
-        if settings.kv_memory is not None:
+        if settings.kv_memory is not None or takes_gpu(settings.device):
             return settings.kv_memory
         return free_bytes(self._job.num_near * (settings.tp or 1))
 

@@ -15,6 +15,7 @@ from blendrun.cost.hardware import HardwareProfile
 from blendrun.cost.model_shape import ModelShape
 from blendrun.data.answers import answers_table
 from blendrun.engine.attempt import WindowWork
+from blendrun.engine.devices import takes_gpu
 from blendrun.engine.loop import Advance
 from blendrun.engine.twins import Twins, find_twins
 from blendrun.errors import BackendError, BlendrunError
@@ -51,7 +52,8 @@ class WindowRun:
         shares = work.settings.prefix_cache
         self._twins = find_twins(requests, pending) if shares else Twins.none(pending)
         shape = ModelShape.from_hf_config(work.files.config, work.plan.model.name)
-        cost = CostModel(shape, HardwareProfile.load("this-cpu"))
+        hardware = "auto" if takes_gpu(work.settings.device) else "this-cpu"
+        cost = CostModel(shape, HardwareProfile.load(hardware))
         lengths = requests.expected_output_len
         self._coordinator = Coordinator(
             Work(requests.tree, lengths, requests.learned, cost),

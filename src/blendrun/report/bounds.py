@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from blendrun.config import from_table
 from blendrun.cost.cost_model import CostModel
 from blendrun.cost.hardware import HardwareProfile
-from blendrun.cost.model_shape import ModelShape
+from blendrun.cost.model_shape import BF16_BYTES, ModelShape
 from blendrun.cost.optimum import Optimum
 from blendrun.data.answers import answer_keys
 from blendrun.data.manifest import Manifest
@@ -29,7 +29,13 @@ def run_cost(manifest: Manifest) -> CostModel:
     environment = manifest.environment
     hardware = from_table(HardwareProfile, environment["hardware"], "manifest: hardware")
     shape = from_table(ModelShape, environment["model_shape"], "manifest: model_shape")
-    return CostModel(shape, hardware, environment.get("tp", 1), environment.get("cost", "product"))
+    return CostModel(
+        shape,
+        hardware,
+        environment.get("tp", 1),
+        environment.get("cost", "product"),
+        environment.get("kv_element_bytes", BF16_BYTES),
+    )
 
 
 def run_optimum(windows: Iterable[StoredPlan], manifest: Manifest, run_dir: Path) -> Optimum | None:

@@ -96,6 +96,27 @@ def test_rotated_keys_and_values_lie_in_their_slots(
     assert all(bool((cache.flatten(0, 1)[kept] == 7).all()) for cache in (k_cache, v_cache))
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_caches_may_be_float8(dtype: torch.dtype) -> None:
+    fused = (torch.randn(5, 10, 64, device=DEVICE) * 10).to(dtype)
+    fused[0, 6:, :3] = torch.tensor([449.0, -1e4, 2.0**-9])  # of k and v
+    fused[1, 8:, 0] = torch.inf
+    q, k, v = fused.split([6, 2, 2], dim=1)
+    # no turn: what is written is what is given, rounded
+    still = torch.zeros(5, 32, device=DEVICE)
+    rotation = Rotation(still + 1, still, None, None, EPS)
+    slots, tokens = torch.randperm(16, device=DEVICE)[:5], torch.arange(5, device=DEVICE).int()
+    made, expected = (
+        [torch.zeros(2, 8, 2, 64, dtype=torch.float8_e4m3fn, device=DEVICE) for _ in "kv"]
+        for _ in range(2)
+    )
+    rotary_reference.rotate_and_write(q.clone(), k, v, rotation, *expected, tokens, slots)
+    rotate_and_write(q.clone(), k, v, rotation, *made, tokens, slots)
+    for one, other in zip(made, expected, strict=True):
+        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+    assert float(made[1].float().max()) == 448.0
+
+
 def _in(dtype: torch.dtype, rotation: Rotation) -> Rotation:
     q_norm, k_norm = (
         None if n is None else n.to(dtype) for n in (rotation.q_norm, rotation.k_norm)
