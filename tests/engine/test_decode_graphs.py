@@ -13,7 +13,7 @@ from blendrun.engine.graphs import Capture, choose_graphs
 from blendrun.engine.step_inputs import StepInputs
 from blendrun.engine.weights import random_weights
 from blendrun.errors import InputError
-from blendrun.kernels.flashinfer import static_decodes
+from blendrun.kernels.flashinfer import attention, static_decodes
 from blendrun.kernels.flashinfer.writes import FlashInferWrites
 from engine.test_device_path import ROWS, answers
 from tiny_graphs import CaptureError, RecordingMaker, WithGraphs
@@ -54,6 +54,16 @@ def test_steps_that_share_reads_are_run_as_they_are(job: tuple[Path, list[Any]],
     plan, expected = job
     load = WithGraphs()  # every decode of this job shares
     assert answers(plan, tmp_path / "run", load) == expected
+    assert not load.maker.graphs
+
+
+def test_steps_with_more_pages_than_have_room_are_run_as_they_are(
+    job: tuple[Path, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    plan, expected = job
+    monkeypatch.setattr(attention, "_INDICES_PER_PAGE", 0)
+    load = WithGraphs()
+    assert answers(plan, tmp_path / "run", load, shared_prefix_attention=False) == expected
     assert not load.maker.graphs
 
 

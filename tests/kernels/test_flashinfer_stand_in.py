@@ -47,6 +47,23 @@ def test_decode_reads_whole_pages_and_a_part_of_the_last():
     assert first(decoded(int32(0, 1, 3), int32(2, 2, 0), int32(2, 1))) == [TWO, THREE]
 
 
+def test_with_a_graph_plans_are_copied_into_buffers_from_which_it_reads():
+    buffers = (int32(0, 0, 0), int32(0, 0, 0, 0), int32(0, 0))
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(WORKSPACE, "NHD", True, False, *buffers)
+    wrapper.plan(int32(0, 1, 3), int32(2, 2, 0), int32(2, 1), *ONE_HEAD, **HOW)
+    assert [buffer.tolist() for buffer in buffers] == [[0, 1, 3], [2, 2, 0, 0], [2, 1]]
+    q = Q.repeat(2, 1, 1)
+    assert first(wrapper.run(q, caches())) == [TWO, THREE]
+    buffers[0].copy_(int32(0, 2, 3))  # as if the other one were the longer
+    buffers[1][:3] = int32(2, 0, 2)
+    buffers[2].copy_(int32(1, 2))
+    assert first(wrapper.run(q, caches())) == [THREE, TWO]
+    with pytest.raises(ContractError, match="one batch size"):
+        wrapper.plan(int32(0, 1), int32(2), int32(2), *ONE_HEAD, **HOW)
+    with pytest.raises(ContractError, match="room"):
+        wrapper.plan(int32(0, 3, 5), int32(2, 2, 2, 2, 2), int32(2, 2), *ONE_HEAD, **HOW)
+
+
 def test_causal_rows_are_the_last_ones_and_lse_is_to_the_base_2():
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(WORKSPACE)
     index = (int32(0, 2), int32(0, 2), int32(2, 0), int32(1))

@@ -72,7 +72,6 @@ class RankFlags:
 
             if settings.engine == "native" and takes_gpu(settings.device):
                 raise InputError("ranks of Ray are for CPUs so far", "--device cpu")
-
             with closing(RayLauncher(num_ranks, self.ray_address, events.note)) as launcher:
                 yield RankGroup(launcher, num_ranks, engine)
         elif num_ranks > 1 or settings.engine != "native":
