@@ -36,7 +36,7 @@ class RotaryWrites:
     """Where K and V of a step's tokens go; arrays as `rotate_and_write` takes them."""
 
     def __init__(self, token_idx: Tensor, slots: Tensor) -> None:
-        self._index = (token_idx, slots)
+        self.token_idx, self.slots = token_idx, slots
         self._checked: tuple[object, ...] = ()  # what was found right in the layer before …
         self._call: RotaryCall | None = None  # … and how it was called
 
@@ -51,7 +51,8 @@ class RotaryWrites:
         )
         function = kernel_function("rotary", "rotate_and_write", k_cache)
         if function is None or self._call is None or like != self._checked:
-            self._call = rotate_and_write(q, k, v, rotation, k_cache, v_cache, *self._index)
+            index = (self.token_idx, self.slots)
+            self._call = rotate_and_write(q, k, v, rotation, k_cache, v_cache, *index)
             self._checked = like
             return
         call = self._call

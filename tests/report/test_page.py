@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from blendrun.data import disk
 from blendrun.report.page import PAGE, report_page, save_page
 from blendrun.report.report import make_report
 from blendrun.report.spans import spans
@@ -176,6 +177,25 @@ def test_a_run_of_only_bad_rows_has_a_page(checkpoint: Path, tmp_path: Path):
     path = save_page(make_report(tmp_path / "run"), tmp_path)
     assert path == tmp_path / PAGE
     assert "Nothing ran yet" in Tags(path.read_text()).text
+
+
+def test_two_processes_may_save_a_page_at_the_same_time(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """`run` makes the report when it ends, and so does `report --follow`."""
+    report, replace, inner = make_report(run), Path.replace, []
+
+    def replaced(temp: Path, path: Path) -> Path:
+        if not inner:  # the other process saves just before this one's page takes its name
+            inner.append(path)
+            monkeypatch.setattr(disk.os, "getpid", lambda: 1)
+            save_page(report, tmp_path)
+        return replace(temp, path)
+
+    monkeypatch.setattr(Path, "replace", replaced)
+    save_page(report, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [PAGE]
+    assert Tags((tmp_path / PAGE).read_text()).open == []
 
 
 @pytest.mark.parametrize("num_spans", [1, 7, 300])

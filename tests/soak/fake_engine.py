@@ -97,9 +97,15 @@ def install(watch: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> N
 def _load(files: ModelFiles, _settings: Any) -> LoadedModel:
     config = DecoderConfig.from_hf(files.config)
     attention = SimpleNamespace(backend="none", backend_reason=lambda: "a fake engine")
+    cpu = torch.device("cpu")
     compute = SimpleNamespace(
-        device=torch.device("cpu"), attention=attention, kernels={}, lanes=None
+        device=cpu,
+        attention=attention,
+        kernels={},
+        lanes=None,
+        capture=None,
+        why_no_graphs="a fake engine",
     )
-    decoder = SimpleNamespace(config=config, row_block=None, group=ALONE)
+    decoder = SimpleNamespace(config=config, row_block=None, group=ALONE, device=cpu)
     detokenizer = Detokenizer.from_folder(files.folder)
     return LoadedModel(files, decoder, compute, detokenizer, None)

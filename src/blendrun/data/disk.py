@@ -15,15 +15,19 @@ TEMP_SUFFIX = ".tmp"
 
 
 @contextmanager
-def atomic_file(path: Path, needs: str | None = None) -> Iterator[BinaryIO]:
+def atomic_file(
+    path: Path, needs: str | None = None, several_writers: bool = False
+) -> Iterator[BinaryIO]:
     """A file to write that takes the name `path` only when the block ends without an error.
 
     `needs`: how large it will be, for the message where there is no room.
+    `several_writers`: other processes may write it at the same time; the last one's stays.
 
     Raises:
         DiskFullError: the disk is full; nothing is left behind.
     """
-    temp = path.with_name(path.name + TEMP_SUFFIX)
+    own = f".{os.getpid()}" if several_writers else ""
+    temp = path.with_name(path.name + own + TEMP_SUFFIX)
     try:
         with full_disk(temp, needs):
             with temp.open("wb") as file:

@@ -23,7 +23,7 @@ PAGE = "report.html"
 def save_page(report: Report, folder: Path) -> Path:
     """Write the page into `folder`."""
     path = folder / PAGE
-    with atomic_file(path) as file:
+    with atomic_file(path, several_writers=True) as file:
         file.write(report_page(report).encode())
     return path
 

@@ -148,7 +148,7 @@ def save_report(report: Report) -> Path:
     pq.write_table(report.timeline, folder / "timeline.parquet")
     if report.explained:
         pq.write_table(report.explained.table(), folder / "steps.parquet")
-    with atomic_file(folder / "report.json") as file:
+    with atomic_file(folder / "report.json", several_writers=True) as file:
         file.write(report_json(report).encode() + b"\n")
     return folder
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from blendrun.schedule.step.expectations import is_learned, learn
+from blendrun.schedule.step.expectations import learn
 from blendrun.schedule.step.outputs import Outputs, observed
 from tiny_steps import TinyRun
 
@@ -79,4 +79,4 @@ def test_a_stratum_is_learned_where_others_have_seen_most_outputs_end(
 ):
     run = after(learner([1000] * 20), 1)
     observed(run.batcher.state, Outputs.of(after(learner(others), 20).batcher.state))
-    assert is_learned(run.batcher.state.lengths, 0) == is_enough
+    assert run.batcher.state.lengths.strata["told"].tolist() == [is_enough]
