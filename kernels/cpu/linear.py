@@ -103,7 +103,8 @@ def linear(
 ) -> Tensor:
     """x [T, in] times the weight in `panels`, transposed, plus bias [out]; [T, out].
 
-    A row of the result depends on that row of x alone, to the last bit. Sums are float32.
+    A row of the result depends on that row of x alone, to the last bit. Sums are float32. `eps` is
+    added to the mean square of a row, which is then normed; None: rows are taken as they are.
 
     Raises:
         ValueError: x is not bfloat16 [T, in] with contiguous rows.
@@ -136,8 +137,8 @@ def linear_silu_mul(
 ) -> Tensor:
     """silu of the first half of `linear`'s columns times its second half; [T, out / 2].
 
-    `panels` are gated, `bias` is in the order of the weight. Neither half is rounded before they
-    are multiplied.
+    `panels` are gated, `bias` is in the order of the weight; `eps` as in `linear`. Neither half is
+    rounded before they are multiplied.
 
     Raises:
         ValueError: x is not bfloat16 [T, in] with contiguous rows.

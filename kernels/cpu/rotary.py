@@ -39,6 +39,7 @@ class RotaryWrites:
         self.token_idx, self.slots = token_idx, slots
         self._checked: tuple[object, ...] = ()  # what was found right in the layer before …
         self._call: RotaryCall | None = None  # … and how it was called
+        self._angles: tuple[Tensor, Tensor] | None = None  # whose pointers are in the call
 
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, k_cache: Tensor, v_cache: Tensor
@@ -46,14 +47,17 @@ class RotaryWrites:
         """`rotate_and_write` of one layer; what is as in the layer before is not checked again."""
         q_norm, k_norm = rotation.q_norm, rotation.k_norm
         like = (
-            *(q.shape, q.dtype, k_cache.shape, q.stride(), k.stride(), v.stride()),
-            *(id(rotation.cos), id(rotation.sin), q_norm is None, k_norm is None),
+            *(q.shape, q.stride(), q.dtype, k_cache.shape, k_cache.dtype, v_cache.shape),
+            *(k.shape, k.stride(), k.dtype, v.shape, v.stride(), v.dtype),
+            *(None if norm is None else (norm.shape, norm.dtype) for norm in (q_norm, k_norm)),
         )
         function = kernel_function("rotary", "rotate_and_write", k_cache)
-        if function is None or self._call is None or like != self._checked:
+        angles = self._angles
+        is_alike = angles is not None and rotation.cos is angles[0] and rotation.sin is angles[1]
+        if function is None or self._call is None or not is_alike or like != self._checked:
             index = (self.token_idx, self.slots)
             self._call = rotate_and_write(q, k, v, rotation, k_cache, v_cache, *index)
-            self._checked = like
+            self._checked, self._angles = like, (rotation.cos, rotation.sin)
             return
         call = self._call
         call.q, call.k, call.v = q.data_ptr(), k.data_ptr(), v.data_ptr()

@@ -164,6 +164,10 @@ def test_a_misfit_in_a_later_layer_is_refused() -> None:
         writes.run(q.bfloat16(), q, q, rotation, k_cache[1], v_cache[1])
     with pytest.raises(ValueError, match="must be"):
         writes.run(q, q, q, replace(rotation, cos=angles[:, :2]), k_cache[1], v_cache[1])
+    with pytest.raises(ValueError, match="k and v must be"):
+        writes.run(q, q.bfloat16(), q, rotation, k_cache[1], v_cache[1])
+    with pytest.raises(ValueError, match="norms must be"):
+        writes.run(q, q, q, replace(rotation, k_norm=torch.zeros(4)), k_cache[1], v_cache[1])
 
 
 def _rotated(x: Tensor, rotation: Rotation, norm: Tensor | None) -> Tensor:

@@ -41,7 +41,7 @@ from blendrun.tree.prefix_tree import Int32
 from blendrun.units import format_bytes
 
 _ELEMENT_BYTES = {"bfloat16": 2, "float32": 4}
-_ROOM_FACTOR = 1.5  # vLLM's step may hold so many times the prefill of a batch: it shares less
+_ROOM_FACTOR = 2  # vLLM's step may hold so many times the prefill of a batch: it shares less
 _LARGEST_BLOCK = 256  # tokens, of any vLLM
 # of `StepRecord`, which vLLM does not tell apart
 UNKNOWN = ("attention_s", "sample_s")
@@ -114,7 +114,7 @@ def vllm_options(
         tp=tp,
         max_len=min(size.max_len, files.max_position),
         max_seqs=settings.max_seqs,
-        max_step_tokens=int(_ROOM_FACTOR * settings.chunk_size),
+        max_step_tokens=_ROOM_FACTOR * settings.chunk_size,
         prefix_cache=settings.prefix_cache,
         kv_bytes=kv_bytes,
         block_size=None if settings.page_size == default_page else settings.page_size,

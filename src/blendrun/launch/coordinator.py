@@ -27,7 +27,6 @@ _LOW_FRAC = 0.03  # of what a rank was given last: then it runs out
 _LEAST_GAIN = 0.02  # of the time left; less moves only to a rank that waits for work
 _EARLY_GAIN = 0.05  # likewise, to a rank that has enough for now
 _LEVEL_EVERY = 10  # reports, after which a rank may get more
-_TELL_EVERY = 1  # reports, after which a rank hears of outputs of others
 
 
 class Coordinator:
@@ -198,9 +197,7 @@ class Coordinator:
         return [Send(found.giver, found.message)]
 
     def _tell(self, rank: int) -> list[Order]:
-        """What others have seen of output lengths, every so often."""
-        if self.ranks[rank].reports % _TELL_EVERY:
-            return []
+        """What others have seen of output lengths."""
         others = [one.outputs for r, one in enumerate(self.ranks) if r != rank]
         outputs = Outputs.total(others + [one.earlier_outputs for one in self.ranks])
         return [Send(rank, Learn(outputs))] if len(outputs.place) else []
