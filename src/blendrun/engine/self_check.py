@@ -164,7 +164,8 @@ class _Problem:
             config.head_dim,
             self._dtype,
         )
-        k_cache, v_cache = (cache[0] for cache in caches)
+        # memory of an earlier check may hold the right K and V already
+        k_cache, v_cache = (cache[0].zero_() for cache in caches)
         tokens = torch.arange(len(self._slot), dtype=torch.int32)
         writes = attention.plan_writes(tokens, torch.from_numpy(self._slot))
         q, k, v = torch.split(self._written.clone(), self._heads, dim=1)  # as in a decoder
