@@ -146,6 +146,17 @@ struct AttentionPlan {
   WorkList work;
 };
 
+// One layer of a plan. Mirrored field by field by `LayerAttention` in attention_binding.py.
+struct LayerAttention {
+  AttentionPlan* plan;
+  const void* q;         // [T, Hq, D], last dim contiguous
+  void* out;             // [T, Hq, D], contiguous
+  const void* k_cache;
+  const void* v_cache;
+  int64_t q_row_stride;  // elements
+  int64_t q_head_stride;
+};
+
 template <class E>
 void run_attention(const AttentionPlan& plan) {
   thread_local Arena arena;
@@ -199,21 +210,18 @@ blendrun::AttentionPlan* blendrun_plan_attention(const blendrun::AttentionCall* 
 }
 void blendrun_free_attention_plan(blendrun::AttentionPlan* plan) { delete plan; }
 
-// Runs a plan for one layer; strides in elements.
-void blendrun_run_attention(blendrun::AttentionPlan* plan, const void* q, void* out,
-                            const void* k_cache, const void* v_cache, int64_t q_row_stride,
-                            int64_t q_head_stride) {
-  blendrun::AttentionCall& call = plan->call;
-  call.q = q;
-  call.out = out;
-  call.k_cache = k_cache;
-  call.v_cache = v_cache;
-  call.q_row_stride = q_row_stride;
-  call.q_head_stride = q_head_stride;
+void blendrun_run_attention(const blendrun::LayerAttention* layer) {
+  blendrun::AttentionCall& call = layer->plan->call;
+  call.q = layer->q;
+  call.out = layer->out;
+  call.k_cache = layer->k_cache;
+  call.v_cache = layer->v_cache;
+  call.q_row_stride = layer->q_row_stride;
+  call.q_head_stride = layer->q_head_stride;
   if (call.is_bf16)
-    blendrun::run_attention<blendrun::Bf16>(*plan);
+    blendrun::run_attention<blendrun::Bf16>(*layer->plan);
   else
-    blendrun::run_attention<float>(*plan);
+    blendrun::run_attention<float>(*layer->plan);
 }
 void blendrun_write_rows_bf16(const blendrun::RowsCall* call) {
   blendrun::write_rows<blendrun::Bf16>(*call);

@@ -253,7 +253,7 @@ class AttentionPlan:
     context_len: Tensor  # int32 [S]
     page_table: Tensor  # int32 [S, max_pages]
     scale: float
-    _planned: binding.CppPlan | None  # None: plain torch
+    planned: binding.CppPlan | None  # None: plain torch
     _cache_shape: torch.Size
     _dtype: torch.dtype
 
@@ -281,8 +281,8 @@ class AttentionPlan:
             raise ValueError("the cache is not like the one of the plan")
         if out is not None:
             checks.check_out(q, out)
-        if self._planned is not None:
-            self._planned.run(q, k_cache, v_cache, result)
+        if self.planned is not None:
+            self.planned.run(q, k_cache, v_cache, result)
             return result
         index = (self.q_indptr, self.context_len, self.page_table)
         return reference.paged_attention(q, k_cache, v_cache, *index, self.scale, result)

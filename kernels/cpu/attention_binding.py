@@ -34,6 +34,15 @@ class AttentionCall(ctypes.Structure):
     )
 
 
+class LayerAttention(ctypes.Structure):
+    """`LayerAttention` in attention.cpp, field by field."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("plan", "q", "out", "k_cache", "v_cache")),
+        *((name, ctypes.c_int64) for name in ("q_row_stride", "q_head_stride")),
+    )
+
+
 class RowsCall(ctypes.Structure):
     """`RowsCall` in attention.cpp, field by field."""
 
@@ -95,16 +104,16 @@ class CppPlan:
         )
         make, free = library.blendrun_plan_attention, library.blendrun_free_attention_plan
         make.restype, free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-        self._plan = ctypes.c_void_p(make(ctypes.byref(call)))
+        self.address = int(make(ctypes.byref(call)))  # of the plan, while this lives
         self._run = library.blendrun_run_attention
-        self._run.argtypes = [*(ctypes.c_void_p,) * 5, *(ctypes.c_int64,) * 2]
-        weakref.finalize(self, free, self._plan)
+        weakref.finalize(self, free, self.address)
 
     def run(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
         """Fills `out` with the attention of `q`, both [T, Hq, D]."""
         row, head, _ = q.stride()
         caches = (k_cache.data_ptr(), v_cache.data_ptr())
-        self._run(self._plan, q.data_ptr(), out.data_ptr(), *caches, row, head)
+        layer = LayerAttention(self.address, q.data_ptr(), out.data_ptr(), *caches, row, head)
+        self._run(ctypes.byref(layer))
 
 
 def rows_call(

@@ -145,13 +145,19 @@ def linear_silu_mul(
     """
     num_panels, _, width, _ = panels.shape
     if bias is not None:
-        bias = bias.view(2, num_panels, width // 2).transpose(0, 1).contiguous()
+        bias = gated_bias(bias, panels)
     out = torch.empty(x.shape[0], num_panels * width // 2, dtype=x.dtype)
     scales = None if eps is None else torch.empty(x.shape[0])
     call = _call(x, panels, bias, out, scales, eps)
     call.is_gated = 1
     _run(call)
     return out
+
+
+def gated_bias(bias: Tensor, panels: Tensor) -> Tensor:
+    """A bias of gate and up, [out], in the order of gated panels' columns."""
+    num_panels, _, width, _ = panels.shape
+    return bias.view(2, num_panels, width // 2).transpose(0, 1).contiguous()
 
 
 def linear_argmax(x: Tensor, panels: Tensor) -> Best:

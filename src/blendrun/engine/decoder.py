@@ -6,7 +6,7 @@ agrees. One of several ranks has some of the heads, of the MLP's columns and of 
 ranks add up is whole on each. The caller holds `torch.inference_mode`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -80,6 +80,34 @@ class Decoder:
             rows: int64 [R], the tokens that need logits; None = all T.
         """
         return self.forward_parts([StepPart(token_ids, positions, attend, rows)], self._executor)
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether operators are run one after the other, and nobody is told of each."""
+        return isinstance(self._executor, SequentialExecutor)
+
+    def forward_with(
+        self,
+        layers: Callable[[Tensor, Tensor, Tensor], Tensor],
+        token_ids: Tensor,
+        positions: Tensor,
+        rows: Tensor,
+    ) -> Tensor:
+        """As `forward`, with all layers up to the last attention computed by somebody else.
+
+        `layers` gets embeddings [T, H], which become what is added to the result of that attention,
+        and cosines and sines [T, D / 2]; gives that result, [T, num_heads * D].
+        """
+        part = StepPart(token_ids, positions, _no_attend, rows)
+        self._embed(part)
+        assert part.branch is not None
+        part.hidden, part.branch = part.branch, None
+        part.x = layers(part.hidden, part.cos, part.sin)
+        last = self.weights.layers[-1]
+        self._out(last, part, is_last=True)
+        self._mlp(last, part)
+        self._final_norm(part)
+        return part.x
 
     def forward_parts(self, parts: Sequence[StepPart], executor: Executor) -> Tensor:
         """Hidden states [R, H] of all parts, one after the other, as `forward`."""
@@ -213,3 +241,7 @@ class Decoder:
 
     def _final_norm(self, part: StepPart) -> None:
         part.x, _ = self._norm(part, self.weights.final_norm)
+
+
+def _no_attend(*_: object) -> Tensor:
+    raise AssertionError("somebody else attends")

@@ -17,6 +17,7 @@ from blendrun.engine.decode_graphs import DecodeGraphs, scratch_pages
 from blendrun.engine.decoder import Decoder
 from blendrun.engine.executors import Executor
 from blendrun.engine.graphs import Capture
+from blendrun.engine.layer_calls import LayerCalls
 from blendrun.engine.layer_clock import layer_clock
 from blendrun.engine.overlap import Overlap
 from blendrun.engine.paged_attention import PagedAttention, StepReads, StepWrites
@@ -78,7 +79,7 @@ class StepRunner:
         """`overlap` divides steps into parts, `capture` captures decodes; None: nothing does."""
         self._overlap = overlap
         config = decoder.config
-        self._clock = layer_clock(decoder.device)  # of attention and KV writes
+        self._clock = layer_clock(decoder.device)  # where `_calls` is None
         self._decoder, self._attention, self._pages = decoder, attention, pages
         self._k_cache, self._v_cache = attention.alloc_kv_cache(
             config.num_layers,
@@ -88,19 +89,23 @@ class StepRunner:
             config.head_dim,
             decoder.dtype,
         )
+        caches = (self._k_cache, self._v_cache)
+        fits = LayerCalls.fits(decoder, attention)
+        self._calls = LayerCalls(decoder, *caches) if fits else None
+        self._called_s = 0.0  # of attention and KV writes
         self._graphs: DecodeGraphs | None = None
         if capture is not None:
-            caches = (self._k_cache, self._v_cache)
             self._graphs = DecodeGraphs(decoder, capture, *caches, pages.num_pages)
 
     @property
     def attention_s(self) -> float:
         """Attention and KV writes of the last step; waits for the device to be through."""
-        return self._clock.seconds()
+        return self._clock.seconds() + self._called_s
 
     def forward(self, step: StepInputs) -> tuple[Tensor, Tensor]:
         """Hidden states [R, H] for the draws and [Q, H] for the scores of prompts."""
         self._clock.reset()
+        self._called_s = 0.0
         if len(step.copy_from):
             self._attention.copy_pages(
                 self._k_cache,
@@ -122,8 +127,16 @@ class StepRunner:
             if hidden is not None:
                 return hidden
         tokens = (self._indices(step.token_ids), self._indices(step.positions))
-        attend = self._attend(step, shared)
-        return self._decoder.forward(*tokens, attend, self._indices(_rows(step)))
+        attend, rows = self._attend(step, shared), self._indices(_rows(step))
+        calls = self._calls
+        if calls is None:
+            return self._decoder.forward(*tokens, attend, rows)
+
+        def layers(hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+            attended, self._called_s = calls.run(hidden, cos, sin, attend.writes, attend.plan)
+            return attended
+
+        return self._decoder.forward_with(layers, *tokens, rows)
 
     def _in_parts(self, step: StepInputs, bounds: Int64, executor: Executor) -> Tensor:
         """As a whole step's `Decoder.forward`."""
