@@ -67,6 +67,7 @@ class TinyRun:
     max_output: Sequence[int] | None = None
     learns: bool = False
     share: bool = True
+    whole_pages: bool = False  # that alone are shared
     tile: int = 1
     spared_s: float = 0.0  # above 0: a step reads a shared prefix once for all
     begun: Sequence[int] | None = None  # tokens that are there before the run, by request
@@ -77,6 +78,8 @@ class TinyRun:
         n = len(self.prompts)
         self.generated, self.preempted = list(self.begun or [0] * n), [0] * n
         self.tree = tree_of(self.prompts)
+        if self.whole_pages:
+            self.tree = self.tree.in_whole_pages(self.page_size)
         job = batcher_job(
             self.tree,
             self.output_len,

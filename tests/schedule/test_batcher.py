@@ -61,6 +61,7 @@ def runs(draw: st.DrawFn) -> TinyRun:
         max_output=[d + draw(st.integers(0, 4)) for d in outputs],
         learns=learns,
         share=draw(st.booleans()),
+        whole_pages=draw(st.booleans()),
         tile=draw(st.sampled_from([1, 4])),
         begun=[draw(st.integers(0, d - 1)) for d in outputs] if draw(st.booleans()) else None,
     )
@@ -123,6 +124,30 @@ def test_a_request_whose_prefix_is_being_computed_waits():
     prompts = [[*range(20), 90], [*range(20), 91]]
     run = TinyRun(prompts, [5, 5], chunk_size=8)
     assert [run.step().request.tolist() for _ in range(3)] == [[0], [0], [0, 1]]
+
+
+def test_a_prefix_is_computed_once_also_below_one_too_short_for_a_page():
+    sharers = [[7, 7, *range(6), 90], [7, 7, *range(6), 91]]  # of the right, which come in at once
+    prompts = [[7, 7, 60], *distinct([1] * 6), *sharers]
+    run = TinyRun(
+        prompts, [5] * 9, chunk_size=4, max_seqs=30, admission="two lists", whole_pages=True
+    )
+    inner = np.setdiff1d(np.arange(run.tree.num_nodes), run.tree.leaf_node)
+    assert run.tree.edge_len[inner].tolist() == [0, 0, 8]  # the root's, that of the 7s, the rest
+    batches = run.finish()
+    assert sum(batch.num_prefill_tokens for batch in batches) == run.tree.num_unique_tokens
+    assert run.batcher.free_pages == run.num_pages
+
+
+def test_work_left_follows_planned_lengths_that_an_ended_output_corrects():
+    prompts = [[0], [0, 0], [1], [0, 0], *[[0]] * 4, [1], [1], [0, 0], [0]]
+    outputs, begun = [1, 4, 7, 2, *[1] * 6, 2, 1], [0, 0, 6, *[0] * 9]
+    run = TinyRun(prompts, outputs, page_size=1, chunk_size=4, begun=begun)
+    run.finish()
+    counts = run.batcher.state.counts
+    assert counts["bias"] > 1
+    assert counts["rest_decodes"] == pytest.approx(0, abs=1e-6)
+    assert counts["rest_context"] == pytest.approx(0, abs=1e-6)
 
 
 def test_the_youngest_request_of_the_right_is_preempted_and_comes_back():

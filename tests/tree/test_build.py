@@ -139,3 +139,15 @@ def test_planted_breakage_is_found_by_its_rule(rule: str, column: str, at: int, 
         dataclasses.replace(tree, **{column: broken}).check_integrity()
     assert rule in caught.value.message
     assert "5 nodes, 3 requests" in caught.value.message
+
+
+@given(prompt_lists(), st.integers(1, 9))
+def test_whole_pages_are_all_that_is_shared(prompts: list[list[int]], page_size: int):
+    exact = tree_of(prompts)
+    tree = exact.in_whole_pages(page_size)
+    tree.check_integrity()
+    inner = np.setdiff1d(np.arange(tree.num_nodes), tree.leaf_node)
+    assert (tree.depth[inner] % page_size == 0).all()
+    assert (exact.depth[inner] - tree.depth[inner] < page_size).all()
+    assert (tree.prompt_len == exact.prompt_len).all()
+    assert (exact.in_whole_pages(1).depth == exact.depth).all()

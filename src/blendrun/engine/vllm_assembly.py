@@ -41,7 +41,6 @@ from blendrun.tree.prefix_tree import Int32
 from blendrun.units import format_bytes
 
 _ELEMENT_BYTES = {"bfloat16": 2, "float32": 4}
-_ROOM_FACTOR = 2  # vLLM's step may hold so many times the prefill of a batch: it shares less
 _LARGEST_BLOCK = 256  # tokens, of any vLLM
 # of `StepRecord`, which vLLM does not tell apart
 UNKNOWN = ("attention_s", "sample_s")
@@ -114,7 +113,7 @@ def vllm_options(
         tp=tp,
         max_len=min(size.max_len, files.max_position),
         max_seqs=settings.max_seqs,
-        max_step_tokens=_ROOM_FACTOR * settings.chunk_size,
+        max_step_tokens=settings.chunk_size,
         prefix_cache=settings.prefix_cache,
         kv_bytes=kv_bytes,
         block_size=None if settings.page_size == default_page else settings.page_size,
@@ -145,9 +144,8 @@ def assemble_vllm(
     generated = np.zeros(len(requests), np.int32)
     generated[[answer.request for answer in begun]] = [len(answer.token_ids) for answer in begun]
     cost = _cost(plan, settings, model.shape, share.num_near)
-    batcher = make_batcher(
-        plan, settings, requests, share.requests, generated, cost, vllm.num_blocks
-    )
+    shared = replace(requests, tree=requests.tree.in_whole_pages(vllm.block_size))
+    batcher = make_batcher(plan, settings, shared, share.requests, generated, cost, vllm.num_blocks)
 
     def too_large(request: int) -> str:
         return kv_memory.too_large(requests, request, vllm.num_blocks, vllm.block_size)

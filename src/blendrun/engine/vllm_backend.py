@@ -148,12 +148,10 @@ class VllmBackend:
         return tokens, errors, step_logprobs(self._requests, asked, tokens, positions)
 
     def _hold(self, batch: Batch) -> None:
-        """Keep vLLM to the budget of `batch`; its prefixes are shared in whole blocks only."""
+        """Keep vLLM to the budget of `batch`."""
         scheduler = self._vllm.scheduler
         if scheduler is not None and self._is_held:
-            prefills = len(batch.slot) - batch.num_decodes
-            tokens = int(batch.num_tokens.sum()) + prefills * self._vllm.block_size
-            scheduler.hold_to(tokens)
+            scheduler.hold_to(int(batch.num_tokens.sum()))
 
     def _let_go(self) -> None:
         """What is missing after a step, vLLM may compute as it likes."""

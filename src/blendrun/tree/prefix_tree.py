@@ -6,7 +6,8 @@ is a range of nodes and also a range of `leaf_order`. The tree knows token count
 those are in `annotate`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -88,6 +89,15 @@ class PrefixTree:
         ranges = np.stack([self.first_leaf, self.last_leaf], axis=1).ravel()
         most: Int64 = np.maximum.reduceat(ordered, ranges)[::2]
         return most
+
+    def in_whole_pages(self, page_size: int) -> Self:
+        """The tree of a cache that shares prefixes in whole pages only.
+
+        What requests share ends at a multiple of `page_size` tokens; the rest is their own.
+        """
+        depth = self.depth - self.depth % page_size
+        depth[self.leaf_node] = self.prompt_len
+        return replace(self, depth=depth)
 
     def path(self, node: int) -> list[int]:
         """Nodes from below the root down to `node`."""

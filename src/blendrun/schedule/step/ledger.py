@@ -55,7 +55,8 @@ def match(state: State, request: int) -> tuple[int, bool]:
             else:
                 filling = below != NOBODY and nodes[below].owner != NOBODY
             break
-        below = node
+        if nodes[node].start < nodes[node].end:  # nobody computes an empty one
+            below = node
         node = nodes[node].parent
     if node == ROOT and below != NOBODY:
         filling = nodes[below].owner != NOBODY

@@ -67,7 +67,6 @@ def expect_again(state: State, slot: int) -> None:
 def expect_overdue(state: State) -> None:
     """Requests that should have ended by now get a new expectation."""
     slots, counts, by_end = state.slots, state.counts, state.ordered.by_end
-    before = counts.bias
     while counts.num_running > 0 and slots[by_end[0]].end_step < counts.step:
         slot = by_end[0]
         request = state.requests[slots[slot].request]
@@ -75,7 +74,7 @@ def expect_overdue(state: State) -> None:
             age = request.known_len - request.prompt_len
             see_output(state, slot, _OVERRUN * age)
         expect_again(state, slot)
-    if counts.bias > before:
+    if counts.bias > counts.summed_bias:
         for i in range(counts.num_running):
             expect_again(state, state.ordered.by_age[i])
         sum_up(state)
@@ -114,6 +113,7 @@ def sum_up(state: State) -> None:
         decodes += slots[slot].rest_decodes
         context += slots[slot].rest_context
     counts.rest_decodes, counts.rest_context = decodes, context
+    counts.summed_bias = counts.bias
 
 
 @compiled_part

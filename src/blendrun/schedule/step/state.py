@@ -208,6 +208,7 @@ COUNTS = np.dtype(
             "right_in_use",
             "left_share",  # of memory that the left side needs (two lists)
             "bias",  # of planned lengths, as outputs so far have it; 1 or more
+            "summed_bias",  # the one in `rest_decodes` and `rest_context`
             "planned_seen",  # planned lengths of outputs that ended or went beyond, …
             "actual_seen",  # … and what these came to, or are expected to
             "headroom",  # tokens by which every projected moment stays below the cap
