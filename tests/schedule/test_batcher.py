@@ -142,7 +142,10 @@ def test_a_prefix_is_computed_once_also_below_one_too_short_for_a_page():
 def test_work_left_follows_planned_lengths_that_an_ended_output_corrects():
     prompts = [[0], [0, 0], [1], [0, 0], *[[0]] * 4, [1], [1], [0, 0], [0]]
     outputs, begun = [1, 4, 7, 2, *[1] * 6, 2, 1], [0, 0, 6, *[0] * 9]
-    run = TinyRun(prompts, outputs, page_size=1, chunk_size=4, begun=begun)
+    most = [*outputs[:9], 2, *outputs[10:]]
+    run = TinyRun(
+        prompts, outputs, num_pages=23, page_size=1, chunk_size=4, max_output=most, begun=begun
+    )
     run.finish()
     counts = run.batcher.state.counts
     assert counts["bias"] > 1
