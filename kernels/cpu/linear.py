@@ -10,11 +10,15 @@ in the panels (`pack`), norm and product are one.
 """
 
 import ctypes
+import math
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from blendrun.kernels.cpu.argmax import Best
+from blendrun.kernels.cpu.calls import Call, Calls
 from blendrun.kernels.cpu.library import library, wanted_backend
 
 
@@ -152,6 +156,30 @@ def linear_silu_mul(
     call.is_gated = 1
     _run(call)
     return out
+
+
+class InARow:
+    """`linear` of each x [T, in] and its panels, one after the other as in the layers of a step."""
+
+    def __init__(self, products: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """
+        Raises:
+            ValueError: as `linear`, or there is no compiled kernel.
+        """
+        sizes = [(len(x), panels.shape[0] * panels.shape[2]) for x, panels in products]
+        room = torch.empty(max(map(math.prod, sizes)), dtype=torch.bfloat16)
+        outs = [room[: math.prod(size)].view(size) for size in sizes]  # each over the one before
+        calls = [_call(x, panels, out=out) for (x, panels), out in zip(products, outs, strict=True)]
+        self._made = np.frombuffer(bytearray(b"".join(map(bytes, calls))), np.dtype(LinearCall))
+        kernel = ("linear", "blendrun_linear_bf16")
+        ones = [self._made[i : i + 1] for i in range(len(calls))]
+        self._calls = Calls([Call(*kernel, one, is_timed=False) for one in ones])
+        self._kept = products  # C++ has their pointers
+        self.last = outs[-1]  # result
+
+    def run(self) -> None:
+        self._made["num_threads"] = torch.get_num_threads()
+        self._calls.run()
 
 
 def gated_bias(bias: Tensor, panels: Tensor) -> Tensor:

@@ -216,3 +216,17 @@ def test_wrong_activations_are_refused():
     ):
         with pytest.raises(ValueError, match=r"x must|rows of x"):
             kernel.linear(x, panels)
+
+
+def test_products_in_a_row_are_made_with_as_many_threads_as_there_are_then():
+    pairs = [(random(9, 64), kernel.pack(random(2 * WIDTH, 64))) for _ in range(2)]
+    pairs.append((random(5, 6), kernel.pack(random(WIDTH, 6))))
+    row, threads = kernel.InARow(pairs), torch.get_num_threads()
+    try:
+        for num in (1, 2):
+            torch.set_num_threads(num)
+            row.run()
+            assert torch.equal(row.last, kernel.linear(*pairs[-1]))
+            assert (row._made["num_threads"] == num).all()
+    finally:
+        torch.set_num_threads(threads)

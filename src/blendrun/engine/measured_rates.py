@@ -18,8 +18,10 @@ from blendrun.engine.decoder_weights import ExpertWeights
 from blendrun.engine.measured_attention import AttentionRates, attention_call, measure_attention
 from blendrun.engine.measured_overlap import Together, measure_together
 from blendrun.engine.paged_attention import PagedAttention
-from blendrun.engine.products import linear, shape_of
+from blendrun.engine.products import is_panels, linear, shape_of
 from blendrun.engine.stopwatch import MEASURE_S, seconds_of, wait_for
+from blendrun.kernels.cpu import linear as panels
+from blendrun.kernels.cpu.calls import can_run
 
 PRODUCT_TOKENS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
 _ROUNDS = 2
@@ -93,9 +95,13 @@ def products(weights: Sequence[Alternatives], tokens: int) -> Callable[[], None]
         for size in sorted({(num_rows, shape_of(weight)[1]) for weight, num_rows in calls})
     }
 
+    pairs = [(inputs[num_rows, shape_of(weight)[1]], weight) for weight, num_rows in calls]
+    if can_run() and all(is_panels(weight) for _, weight in pairs):
+        return panels.InARow(pairs).run
+
     def run() -> None:
-        for weight, num_rows in calls:
-            linear(inputs[num_rows, shape_of(weight)[1]], weight)
+        for x, weight in pairs:
+            linear(x, weight)
 
     return run
 
