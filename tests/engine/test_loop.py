@@ -73,6 +73,7 @@ class Job:
             logit_bias={},
             structure={},
             has_structure=np.zeros(n, bool),
+            has_penalties=np.zeros(n, bool),
             has_edits=np.zeros(n, bool),
             logprobs=np.full(n, -1, np.int8),
             prompt_logprobs=np.full(n, -1, np.int8),
