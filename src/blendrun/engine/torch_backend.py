@@ -9,13 +9,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from blendrun.engine.arrival import Arrival
 from blendrun.engine.decoder import Decoder
 from blendrun.engine.drawing import Drawn, TokenDrawer
 from blendrun.engine.generations import Generations
 from blendrun.engine.graphs import Capture
 from blendrun.engine.guides import Guides
 from blendrun.engine.layer_clock import layer_clock
-from blendrun.engine.logprobs import LogprobTensors, joined, logprobs
+from blendrun.engine.logprobs import joined, logprobs
 from blendrun.engine.overlap import Overlap
 from blendrun.engine.paged_attention import PagedAttention
 from blendrun.engine.prefix_cache import PrefixCache
@@ -25,7 +26,7 @@ from blendrun.engine.step_inputs import StepInputs
 from blendrun.engine.step_result import StepResult
 from blendrun.engine.step_runner import KvPages, StepRunner
 from blendrun.engine.tokens_ahead import TokensAhead
-from blendrun.engine.torch_step import StepClocks, TorchStep
+from blendrun.engine.torch_step import ScoredPrompts, StepClocks, TorchStep
 from blendrun.kernels.uploads import upload
 from blendrun.schedule.batch import Batch
 from blendrun.tree.prefix_tree import Int32
@@ -86,7 +87,7 @@ class TorchBackend:
         if self._group.shard.size > 1:
             self._group.tell(step.message())
         to_draw, to_score = self._runner.forward(step, ahead)
-        scores = None if wanted is None else self._score_prompts(to_score, wanted)
+        scored = None if wanted is None else self._score_prompts(to_score, wanted)
         best, logits = self._runner.next_tokens(to_draw, step)
         model_clock.end()
         sample_clock.begin()
@@ -97,9 +98,9 @@ class TorchBackend:
             drawn = drawn.with_rows(rows, self._drawer.draw(logits, request[rows], position[rows]))
         sample_clock.end()
         clocks = StepClocks(self._runner.clock, model_clock, sample_clock)
-        return TorchStep(request, drawn, wanted, scores, self._scores, clocks, self._device)
+        return TorchStep(request, drawn, scored, clocks, self._device)
 
-    def _score_prompts(self, hidden: Tensor, wanted: Wanted) -> LogprobTensors:
+    def _score_prompts(self, hidden: Tensor, wanted: Wanted) -> ScoredPrompts:
         """Log-probabilities of prompt tokens, out of hidden states [W, H]."""
         parts = []
         for start, logits in self._runner.prompt_logits(hidden):
@@ -110,7 +111,7 @@ class TorchBackend:
                     for column in (wanted.pair_row[low:high] - start, wanted.pair_token[low:high])
                 )
                 parts.append(logprobs(logits.float(), rows, tokens, wanted.top_k))
-        return joined(parts)
+        return ScoredPrompts(self._scores, wanted, Arrival(self._device, *joined(parts)))
 
     def _inputs(
         self, batch: Batch, wanted: Wanted | None, ahead: TokensAhead | None = None

@@ -10,7 +10,7 @@ from torch import Tensor
 from blendrun.engine.arrival import Arrival
 from blendrun.engine.drawing import Drawn
 from blendrun.engine.layer_clock import LayerClock
-from blendrun.engine.logprobs import Logprobs, LogprobTensors, StepLogprobs
+from blendrun.engine.logprobs import Logprobs, StepLogprobs
 from blendrun.engine.prompt_scores import PromptScores, Wanted
 from blendrun.engine.step_result import StepResult
 from blendrun.tree.prefix_tree import Int32
@@ -29,12 +29,15 @@ class StepClocks(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Scored:
-    """Log-probabilities of prompts, for `scores` to keep."""
+class ScoredPrompts:
+    """Log-probabilities of prompts, on their way to `scores`."""
 
     scores: PromptScores
     wanted: Wanted
     found: Arrival
+
+    def keep(self) -> None:
+        self.scores.keep(self.wanted, Logprobs.arrived(self.found))
 
 
 class TorchStep:
@@ -44,22 +47,14 @@ class TorchStep:
         self,
         request: Int32,
         drawn: Drawn,
-        wanted: Wanted | None,
-        found: LogprobTensors | None,
-        scores: PromptScores,
+        scored: ScoredPrompts | None,
         clocks: StepClocks,
         device: torch.device,
     ) -> None:
-        """
-        Args:
-            request: [R] whose tokens were drawn.
-            wanted: of prompts, with what was `found`, for `scores` to keep.
-        """
+        """`request`: [R] for whom tokens were `drawn`."""
         self.request = request
-        self._clocks, self._asks = clocks, drawn.asks
-        self._scored = self._logprobs = None
-        if wanted is not None and found is not None:
-            self._scored = _Scored(scores, wanted, Arrival(device, *found))
+        self._scored, self._clocks, self._asks = scored, clocks, drawn.asks
+        self._logprobs: Arrival | None = None
         if drawn.logprobs is not None:
             self._logprobs = Arrival(device, *drawn.logprobs)
         self.token_ids: Tensor = drawn.tokens.token_ids  # int64 [R], on the device
@@ -72,8 +67,7 @@ class TorchStep:
         """Waits for the device."""
         token_ids, bad = self._tokens.wait()
         if self._scored is not None:
-            found = Logprobs.arrived(self._scored.found)
-            self._scored.scores.keep(self._scored.wanted, found)
+            self._scored.keep()
         logprobs = None
         if self._logprobs is not None:
             logprobs = StepLogprobs(self._asks, Logprobs.arrived(self._logprobs))

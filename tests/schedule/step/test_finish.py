@@ -85,25 +85,6 @@ def runs(draw: st.DrawFn) -> TinyRun:
     )
 
 
-@settings(max_examples=150, deadline=None)
-@given(runs())
-def test_every_request_gets_its_tokens_and_all_pages_come_back(run: TinyRun):
-    if len(run.batcher.too_large):
-        return
-    late = LateRun(run)
-    late.finish()
-    early = [n < most for n, most in zip(run.output_len, run.max_output, strict=True)]
-    assert run.generated == list(run.output_len)
-    assert late.wasted <= sum(early)
-    batcher = run.batcher
-    assert batcher.num_running == batcher.num_waiting == 0
-    assert batcher.free_pages == run.num_pages
-    counts = batcher.state.counts
-    assert counts["rest_decodes"] == pytest.approx(0, abs=1e-6)
-    assert counts["rest_context"] == pytest.approx(0, abs=1e-6)
-    assert counts["spared"] == counts["num_decoding"] == counts["context"] == 0
-
-
 def test_an_early_end_costs_one_token():
     run = TinyRun(distinct([4, 4, 4]), [3, 5, 2], max_output=[9, 5, 9], chunk_size=100)
     late = LateRun(run)
@@ -136,3 +117,22 @@ def test_pages_are_said_to_lack_when_the_next_step_sends_someone_back():
         assert lacks == (run.batcher.preemptions > before)
     assert any(said)
     assert not all(said)
+
+
+@settings(max_examples=150, deadline=None)
+@given(runs())
+def test_every_request_gets_its_tokens_and_all_pages_come_back(run: TinyRun):
+    if len(run.batcher.too_large):
+        return
+    late = LateRun(run)
+    late.finish()
+    early = [n < most for n, most in zip(run.output_len, run.max_output, strict=True)]
+    assert run.generated == list(run.output_len)
+    assert late.wasted <= sum(early)
+    batcher = run.batcher
+    assert batcher.num_running == batcher.num_waiting == 0
+    assert batcher.free_pages == run.num_pages
+    counts = batcher.state.counts
+    assert counts["rest_decodes"] == pytest.approx(0, abs=1e-6)
+    assert counts["rest_context"] == pytest.approx(0, abs=1e-6)
+    assert counts["spared"] == counts["num_decoding"] == counts["context"] == 0
