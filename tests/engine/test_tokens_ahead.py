@@ -5,29 +5,24 @@ import pytest
 import torch
 
 from blendrun.engine.tokens_ahead import TokensAhead
+from blendrun.errors import BackendError
 
-DRAWN = torch.tensor([70, 71, 72])  # for requests 7, 3 and 5
+DRAWN, DREW = torch.tensor([70, 71, 72]), np.array([7, 3, 5], np.int32)
 
 
-@pytest.mark.parametrize(
-    ("decodes", "expected"),
-    [
-        ([3, 5, 7], [71, 72, 70]),
-        ([7], [70]),
-        ([1, 5, 9], [100, 72, 102]),  # the first and the last drew nothing
-        ([0, 1], [100, 101]),
-    ],
-)
+@pytest.mark.parametrize(("decodes", "expected"), [([3, 5, 7], [71, 72, 70]), ([7], [70])])
 def test_each_decode_has_the_draw_of_its_request(decodes: list[int], expected: list[int]):
-    drew = np.array([7, 3, 5], np.int32)
-    ahead = TokensAhead.of(np.array(decodes, np.int32), DRAWN, drew)
+    ahead = TokensAhead.of(np.array(decodes, np.int32), DRAWN, DREW)
     assert ahead is not None
-    known = torch.tensor([*range(100, 100 + len(decodes)), 200, 201])  # a chunk follows
+    known = torch.tensor([*[0] * len(decodes), 200, 201])  # a chunk follows
     assert ahead.over(known).tolist() == [*expected, 200, 201]
 
 
-@pytest.mark.parametrize(("decodes", "drew"), [([], [7]), ([7], [])])
-def test_there_is_nothing_without_draws_or_decodes(decodes: list[int], drew: list[int]):
-    columns = (np.array(values, np.int32) for values in (decodes, drew))
-    decodes_of, drew_of = columns
-    assert TokensAhead.of(decodes_of, DRAWN[: len(drew)], drew_of) is None
+def test_a_step_without_decodes_takes_nothing():
+    assert TokensAhead.of(np.zeros(0, np.int32), DRAWN, DREW) is None
+
+
+@pytest.mark.parametrize("drew", [[7, 3, 5], []])
+def test_a_decode_for_which_nothing_was_drawn_is_refused(drew: list[int]):
+    with pytest.raises(BackendError, match="drew nothing"):
+        TokensAhead.of(np.array([3, 9], np.int32), DRAWN[: len(drew)], np.array(drew, np.int32))

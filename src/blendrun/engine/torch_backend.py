@@ -143,9 +143,9 @@ class TorchBackend:
     def _tokens(self, batch: Batch, ahead: TokensAhead | None) -> tuple[Int32, Int32]:
         """Token ids and positions of the batch, [T] each; an id is 0 where it is `ahead`."""
         n = batch.num_decodes
-        known = np.arange(n) if ahead is None else np.flatnonzero(ahead.place < 0)
         last = np.zeros(n, np.int32)
-        last[known] = self._generations.last_tokens(batch.request[known])
+        if ahead is None:
+            last = self._generations.last_tokens(batch.request[:n])
         ids = [last]
         positions = [batch.start[:n]]
         for i in range(n, len(batch.slot)):
