@@ -48,6 +48,11 @@ class _Recorder(TorchDispatchMode):
         return out
 
 
+def refusing_waits() -> TorchDispatchMode:
+    """Fails where the host waits for a number of a tensor."""
+    return _Recorder()
+
+
 class RecordedGraph:
     def __init__(self, calls: list[Call], made: Tensor) -> None:
         self._calls, self.made = calls, made

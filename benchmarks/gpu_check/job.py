@@ -1,10 +1,12 @@
-"""The job under each policy, whole steps and overlapped ones: speed, optimum, and prediction."""
+"""The job under each policy, steps whole, overlapped, in turn: speed, optimum, and prediction."""
 
 import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import pyarrow.parquet as pq
 
 from blendrun.config import resolve
 from blendrun.data.manifest import read_manifest
@@ -41,14 +43,20 @@ def check(options: CheckOptions, findings: Findings) -> None:
         _run(options, short, f"warm-up-{overlap}", load, warm, hardware)
     for policy, plan in plans.items():
         # auto divides steps where the profile says that it gains; on, wherever one can be
-        for overlap in ("off", "auto", "on") if policy == "blend" else ("off", "auto"):
+        how = [("off", "async"), ("auto", "async")]
+        if policy == "blend":
+            how = [("off", "sequential"), *how, ("on", "async")]
+        for overlap, schedule in how:
             begin = time.monotonic()
-            name = f"{policy}-{overlap}"
-            chosen = replace(settings, overlap=overlap)
+            name = f"{policy}-{overlap}-{schedule}"
+            chosen = replace(settings, overlap=overlap, schedule=schedule)
             found = _run(options, plan, name, load, chosen, hardware)
             wall_s = round(time.monotonic() - begin, 2)
-            runs.append({"policy": policy, "overlap": overlap, "wall_s": wall_s, **found})
+            described = {"policy": policy, "overlap": overlap, "schedule": schedule}
+            runs.append({**described, "wall_s": wall_s, **found})
             findings.note(runs=runs)
+    if "blend" in plans:
+        findings.note(same_when_ahead_frac=_same_answers_frac(options))
 
 
 def _plan(
@@ -85,6 +93,7 @@ def _run(
         "tokens_per_s": figures["total_tokens_per_s"],
         "output_tokens_per_s": figures["output_tokens_per_s"],
         "steps": figures["steps"],
+        "outside_frac": figures["outside_frac"],
         "practical_frac": figures["practical_frac"],
         "once_practical_frac": figures["once_practical_frac"],
         "predicted_s": predicted_s,
@@ -92,6 +101,15 @@ def _run(
         "overlap_reason": environment.get("overlap_reason"),
         "attention": environment.get("attention_reason"),
     }
+
+
+def _same_answers_frac(options: CheckOptions) -> float:
+    """Answers of steps that were launched ahead that are those of steps in turn."""
+    names = (f"blend-off-{schedule}" for schedule in ("sequential", "async"))
+    paths = (options.work / "runs" / name / "outputs.parquet" for name in names)
+    pairs = zip(*(pq.read_table(p)["output_token_ids"].to_pylist() for p in paths), strict=True)
+    same = [one == other for one, other in pairs]
+    return sum(same) / len(same)
 
 
 def _predicted_s(

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+_STEPS = {"off": "whole", "auto": "auto", "on": "parts"}
 _RUN = "{:9} {:8} {:>12} {:>12} {:>10} {:>11}"
 
 
@@ -57,9 +58,11 @@ def _runs(found: Mapping[str, Any]) -> Iterator[str]:
         rate = run["tokens_per_s"]
         yield _RUN.format(
             run["policy"],
-            {"off": "whole", "on": "parts"}.get(run["overlap"], run["overlap"]),
+            "in turn" if run["schedule"] == "sequential" else _STEPS[run["overlap"]],
             f"{rate:,.0f}",
             f"{run['once_practical_frac']:.1%}",
             f"{run['prediction_error']:+.1%}",
             f"{rate / base['tokens_per_s']:.2f}" if base else "",
         )
+    if "same_when_ahead_frac" in found:
+        yield f"{found['same_when_ahead_frac']:.1%} of the answers are those of steps in turn"

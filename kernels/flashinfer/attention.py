@@ -13,11 +13,13 @@ from torch import Tensor
 
 from blendrun.kernels.cpu.shared_prefixes import COST_LEN, SharedPrefixes
 from blendrun.kernels.flashinfer.library import DECODE_GROUPS, FlashInfer
+from blendrun.kernels.flashinfer.plan_arrays import plan_arrays
 from blendrun.kernels.flashinfer.static_decodes import FlashInferDecodes
 from blendrun.kernels.flashinfer.writes import FlashInferWrites, whole_cache_index
+from blendrun.kernels.marks import Mark
 from blendrun.kernels.paged.cascade import Cascade
 from blendrun.kernels.paged.nhd_pages import NhdPages
-from blendrun.kernels.paged.page_index import Int32, PageIndex
+from blendrun.kernels.paged.page_index import PageIndex
 from blendrun.kernels.paged.step_split import Int64, StepSplit, as_rows
 
 LAYOUT = "NHD"
@@ -59,6 +61,7 @@ class FlashInferAttention(NhdPages):
         self._cache_index: tuple[Tensor, ...] = ()
         self._static: tuple[Tensor, Tensor] | None = None  # workspace, and room for page numbers
         self._num_planned: dict[int, int] = {}  # by part
+        self._copied: dict[int, Mark] = {}  # by part, behind the copies of its latest plan
 
     def alloc_kv_cache(
         self,
@@ -101,6 +104,7 @@ class FlashInferAttention(NhdPages):
         split = StepSplit.of(
             q_indptr.numpy(), context_len.numpy(), page_table.numpy(), page_size, shared
         )
+        self._wait_for_copies(part)
         launches: list[Launch] = []
         if split.cascade is not None:
             launches.append(self._cascade(part, split.cascade, split.cascade_rows, heads, how))
@@ -113,6 +117,7 @@ class FlashInferAttention(NhdPages):
                 launches.append(self._decodes(part, decodes, split.decode_rows, heads, how))
             if prefills is not None:
                 launches.append(self._prefills(part, prefills, split.prefill_rows, heads, how))
+        self._copied[part] = Mark(self.device)
         number = self._num_planned[part] = self._num_planned.get(part, 0) + 1
         return FlashInferPlan(self, part, number, tuple(launches))
 
@@ -134,6 +139,15 @@ class FlashInferAttention(NhdPages):
     def _how(self, k_cache: Tensor, scale: float) -> dict[str, Any]:
         dtypes = {"q_data_type": self.query_dtype(k_cache), "kv_data_type": k_cache.dtype}
         return {"sm_scale": scale, **dtypes}
+
+    def _wait_for_copies(self, part: int) -> None:
+        """A wrapper copies its plans from one place on the CPU, before the step that they are for.
+
+        Where steps are launched ahead, the next one's would come to lie over it. The device is
+        about to begin that step by then.
+        """
+        if part in self._copied:
+            self._copied[part].wait()
 
     def is_latest(self, part: int, number: int) -> bool:
         """Whether nothing was planned for this part after the plan with this number."""
@@ -159,7 +173,7 @@ class FlashInferAttention(NhdPages):
                 workspace, LAYOUT, use_tensor_cores=tensor_cores
             ),
         )
-        wrapper.plan(*_tensors(index)[1:], *heads, **how)
+        wrapper.plan(*plan_arrays(index, self.device)[1:], *heads, **how)
         return self._launch(wrapper, rows)
 
     def _prefills(
@@ -171,7 +185,7 @@ class FlashInferAttention(NhdPages):
             0,
             lambda workspace: self._library.BatchPrefillWithPagedKVCacheWrapper(workspace, LAYOUT),
         )
-        wrapper.plan(*_tensors(index), *heads, causal=True, **how)
+        wrapper.plan(*plan_arrays(index, self.device), *heads, causal=True, **how)
         return self._launch(wrapper, rows)
 
     def _cascade(
@@ -186,7 +200,7 @@ class FlashInferAttention(NhdPages):
                 num_levels, workspace, LAYOUT
             ),
         )
-        arrays = zip(*(_tensors(level) for level in cascade.levels), strict=True)
+        arrays = zip(*(plan_arrays(level, self.device) for level in cascade.levels), strict=True)
         wrapper.plan(*map(list, arrays), *heads, causal=True, **how)
         return self._launch(wrapper, rows)
 
@@ -214,7 +228,8 @@ class FlashInferAttention(NhdPages):
             0,
             lambda workspace: self._library.BatchPODWithPagedKVCacheWrapper(workspace, LAYOUT),
         )
-        wrapper.plan(*_tensors(prefills), *_tensors(decodes), *heads, **how)
+        arrays = (*plan_arrays(prefills, self.device), *plan_arrays(decodes, self.device))
+        wrapper.plan(*arrays, *heads, **how)
         prefill, decode = as_rows(prefill_rows, self.device), as_rows(decode_rows, self.device)
 
         def run(q: Tensor, caches: tuple[Tensor, Tensor], out: Tensor) -> None:
@@ -251,18 +266,6 @@ class FlashInferPlan:
         for launch in self.launches:
             launch(q, (k_cache, v_cache), out)
         return out
-
-
-def _tensors(index: PageIndex) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """In the order of the wrappers; on the CPU, where they plan, and copy from, themselves."""
-    arrays: tuple[Int32, ...] = (
-        index.qo_indptr,
-        index.kv_indptr,
-        index.kv_indices,
-        index.kv_last_page_len,
-    )
-    qo_indptr, kv_indptr, kv_indices, last = map(torch.from_numpy, arrays)
-    return qo_indptr, kv_indptr, kv_indices, last
 
 
 def _takes_tensor_cores(heads: tuple[int, ...]) -> bool:

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from blendrun.kernels.flashinfer.library import FlashInfer
+from blendrun.kernels.flashinfer.plan_arrays import plan_arrays
 from blendrun.kernels.flashinfer.writes import FlashInferWrites
+from blendrun.kernels.marks import Mark
 from blendrun.kernels.paged.page_index import Int32, PageIndex
 from blendrun.kernels.paged.step_split import Int64
 
@@ -41,7 +43,8 @@ class FlashInferDecodes:
             heads, how: what the wrapper's `plan` takes behind its arrays.
         """
         self._heads, self._how, self._page_size = heads, how, heads[-1]
-        self._most_indices = len(kv_indices)
+        self._most_indices, self._device = len(kv_indices), workspace.device
+        self._copied = Mark(self._device)
 
         def ids(size: int) -> Tensor:
             return torch.zeros(size, dtype=torch.int32, device=workspace.device)
@@ -68,8 +71,10 @@ class FlashInferDecodes:
     def move_to(self, context_len: Int32, page_table: Int32, slots: Int64) -> None:
         one, none = np.ones_like(context_len), np.zeros_like(context_len)
         index = PageIndex.of(one, page_table, none, context_len, self._page_size)
-        arrays = (index.kv_indptr, index.kv_indices, index.kv_last_page_len)
-        self._wrapper.plan(*map(torch.from_numpy, arrays), *self._heads, **self._how)
+        arrays = plan_arrays(index, self._device)[1:]
+        self._copied.wait()  # see `FlashInferAttention`
+        self._wrapper.plan(*arrays, *self._heads, **self._how)
+        self._copied = Mark(self._device)
         self.writes.move_to(torch.from_numpy(slots))
 
     def run(self, q: Tensor, k_cache: Tensor, v_cache: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from torch import Tensor
 from blendrun.kernels.cpu.rotation import Rotation
 from blendrun.kernels.flashinfer.library import FlashInfer
 from blendrun.kernels.paged.nhd_cache import in_dtype_of
+from blendrun.kernels.uploads import upload
 
 
 class FlashInferWrites:
@@ -22,15 +23,15 @@ class FlashInferWrites:
         """
         self._library, self._cache_index = library, whole_cache
         device = whole_cache[0].device
-        self._token_idx = token_idx.long().to(device)
+        self._token_idx = upload(token_idx.long(), device)
         # all pages in order are one sequence, in which a slot is a position
-        self._positions = slots.to(torch.int32).to(device)
+        self._positions = upload(slots.to(torch.int32), device)
         self._sequence = torch.zeros_like(self._positions)
         self._angles_of: Tensor | None = None  # the step's cosines, which all layers share
 
     def move_to(self, slots: Tensor) -> None:
         """As many other slots, int64 on the CPU; they are written over those before."""
-        self._positions.copy_(slots)
+        self._positions.copy_(upload(slots, self._positions.device))
 
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, k_cache: Tensor, v_cache: Tensor

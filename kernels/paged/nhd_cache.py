@@ -9,6 +9,8 @@ who owns which page.
 import torch
 from torch import Tensor
 
+from blendrun.kernels.uploads import upload
+
 
 def alloc_kv_cache(
     num_layers: int,
@@ -41,7 +43,7 @@ def copy_pages(k_cache: Tensor, v_cache: Tensor, src: Tensor, dst: Tensor) -> No
     """
     if torch.isin(src, dst).any():
         raise ValueError("copy_pages: a page is both source and destination")
-    source, target = (pages.long().to(k_cache.device) for pages in (src, dst))
+    source, target = (upload(pages.long(), k_cache.device) for pages in (src, dst))
     for cache in (k_cache, v_cache):
         cache[:, target] = cache[:, source]
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from blendrun.kernels.cpu.shared_prefixes import SharedPrefixes
 from blendrun.kernels.paged.cascade import Cascade
 from blendrun.kernels.paged.page_index import Int32, PageIndex, indptr
+from blendrun.kernels.uploads import upload
 
 Int64 = npt.NDArray[np.int64]
 
@@ -82,4 +83,4 @@ def as_rows(rows: Int64, device: torch.device) -> slice | Tensor:
     first, last = int(rows[0]), int(rows[-1])
     if last - first + 1 == len(rows) and (rows[1:] > rows[:-1]).all():
         return slice(first, last + 1)
-    return torch.from_numpy(rows).to(device)
+    return upload(torch.from_numpy(rows), device)

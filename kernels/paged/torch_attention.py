@@ -15,6 +15,7 @@ from blendrun.kernels.cpu.rotation import Rotation
 from blendrun.kernels.cpu.shared_prefixes import SharedPrefixes
 from blendrun.kernels.paged import nhd_cache
 from blendrun.kernels.paged.nhd_pages import NhdPages
+from blendrun.kernels.uploads import upload
 
 
 class TorchAttention(NhdPages):
@@ -23,7 +24,7 @@ class TorchAttention(NhdPages):
     backend: ClassVar[str] = "torch"
 
     def plan_writes(self, token_idx: Tensor, slots: Tensor) -> "TorchWrites":
-        return TorchWrites(token_idx.long().to(self.device), slots.to(self.device))
+        return TorchWrites(upload(token_idx.long(), self.device), upload(slots, self.device))
 
     def plan(
         self,
@@ -39,7 +40,7 @@ class TorchAttention(NhdPages):
         part: int = 0,
     ) -> "TorchPlan":
         del num_heads, shared, may_split, part
-        pages = page_table.long().to(self.device)
+        pages = upload(page_table.long(), self.device)
         bounds, contexts = q_indptr.tolist(), context_len.tolist()
         page_size = k_cache.shape[1]
         return TorchPlan(

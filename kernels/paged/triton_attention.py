@@ -21,6 +21,7 @@ from blendrun.kernels.triton.page_index import DevicePageIndex
 from blendrun.kernels.triton.rms_norm import add_rms_norm
 from blendrun.kernels.triton.rotary import rotate_and_write
 from blendrun.kernels.triton.silu_mul import silu_mul
+from blendrun.kernels.uploads import upload
 
 _PROGRAMS_PER_PROCESSOR = 4  # below which long contexts are cut
 
@@ -31,7 +32,7 @@ class TritonAttention(NhdPages):
     backend: ClassVar[str] = "triton"
 
     def plan_writes(self, token_idx: Tensor, slots: Tensor) -> "TritonWrites":
-        return TritonWrites(token_idx.to(self.device), slots.to(self.device))
+        return TritonWrites(upload(token_idx, self.device), upload(slots, self.device))
 
     def plan(
         self,
@@ -76,7 +77,7 @@ class TritonAttention(NhdPages):
                 torch.from_numpy,
                 (level.qo_indptr, level.kv_indptr, level.kv_indices, level.kv_last_page_len),
             )
-            index = DevicePageIndex(qo_indptr, kv_indptr, indices.to(self.device), last)
+            index = DevicePageIndex(qo_indptr, kv_indptr, upload(indices, self.device), last)
             chunk_len = None
             if may_split and self.device.type == "cuda":
                 processors = torch.cuda.get_device_properties(self.device).multi_processor_count

@@ -15,6 +15,7 @@ from blendrun.kernels.triton.attention_tiles import most_rows, plan_tiles, tile_
 from blendrun.kernels.triton.launch import Launch
 from blendrun.kernels.triton.merge_states import merge_launch
 from blendrun.kernels.triton.page_index import DevicePageIndex
+from blendrun.kernels.uploads import upload
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -70,9 +71,9 @@ def plan_attention(
     tiles = plan_tiles(index, page_size, num_q_heads // num_kv_heads, largest, chunk_len)
     if index.q_begin()[-1] != num_tokens:
         raise ValueError(f"qo_indptr ends at {index.q_begin()[-1]}, not at {num_tokens} rows of q")
-    by_rows = {rows: torch.from_numpy(own).to(q.device) for rows, own in tiles.by_rows.items()}
+    by_rows = {rows: upload(torch.from_numpy(own), q.device) for rows, own in tiles.by_rows.items()}
     merged = (tiles.merged_rows, tiles.merged_indptr)
-    rows, indptr = (torch.from_numpy(column).to(q.device) for column in merged)
+    rows, indptr = (upload(torch.from_numpy(column), q.device) for column in merged)
     return AttentionPlan(
         q.shape, k_cache.shape, q.dtype, causal, index.kv_indices, by_rows, rows, indptr,
         tiles.num_states,

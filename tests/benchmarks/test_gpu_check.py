@@ -48,20 +48,28 @@ def test_a_dry_run_measures_calibrates_and_runs_the_job(options: CheckOptions):
 
     found["job"] = found_by(job, options)
     runs = found["job"]["runs"]
-    assert [(run["policy"], run["overlap"]) for run in runs] == [
-        ("blend", "off"),
-        ("blend", "auto"),
-        ("blend", "on"),
-        ("dfs", "off"),
-        ("dfs", "auto"),
+    assert [(run["policy"], run["overlap"], run["schedule"]) for run in runs] == [
+        ("blend", "off", "sequential"),
+        ("blend", "off", "async"),
+        ("blend", "auto", "async"),
+        ("blend", "on", "async"),
+        ("dfs", "off", "async"),
+        ("dfs", "auto", "async"),
     ]
+    assert found["job"]["same_when_ahead_frac"] == 1
     assert all(run["tokens_per_s"] > 0 and run["predicted_s"] > 0 for run in runs)
     assert all(run["once_practical_frac"] > 0 for run in runs)
-    assert "as measured" in runs[2]["overlap_reason"]
+    assert "as measured" in runs[3]["overlap_reason"]
 
     timed = {name: {"seconds": 1.0, "error": None, **of} for name, of in found.items()}
     text = "\n".join(lines(timed))
-    for expected in ("products ", "of float64", "overlap    gain", "blend     parts"):
+    for expected in (
+        "products ",
+        "of float64",
+        "overlap    gain",
+        "blend     parts",
+        " in turn ",
+    ):
         assert expected in text
 
 

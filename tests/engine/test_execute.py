@@ -414,9 +414,9 @@ def test_logits_that_are_no_numbers_make_one_error_row(
     inputs, logits_of = torch_backend.TorchBackend._inputs, Decoder.logits
     batches = []
 
-    def noted(backend, batch, wanted):
+    def noted(backend, batch, *more):
         batches.append(batch)
-        return inputs(backend, batch, wanted)
+        return inputs(backend, batch, *more)
 
     def spoiled(decoder, hidden):
         logits = logits_of(decoder, hidden)

@@ -45,6 +45,7 @@ def execute(
     pod: flags.Pod = None,
     overlap: flags.OverlapFlag = None,
     graphs: flags.GraphsFlag = None,
+    schedule: flags.ScheduleFlag = None,
     kv_memory: flags.KvMemory = None,
     page_size: flags.PageSize = None,
     chunk_size: flags.ChunkSize = None,

@@ -204,6 +204,10 @@ GraphsFlag = Annotated[
     str | None,
     _run("graphs", "auto, on or off: decode steps as CUDA graphs, on GPUs.", "--graphs"),
 ]
+ScheduleFlag = Annotated[
+    str | None,
+    _run("schedule", "auto, async or sequential: steps launched ahead, on GPUs.", "--schedule"),
+]
 KvMemory = Annotated[
     str | None,
     typer.Option(

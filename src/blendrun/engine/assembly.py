@@ -22,6 +22,7 @@ from blendrun.engine.generations import Generations
 from blendrun.engine.graphs import choose_graphs
 from blendrun.engine.guides import Guides
 from blendrun.engine.kv_dtypes import KV_DTYPES
+from blendrun.engine.launcher import choose_schedule
 from blendrun.engine.loaded_model import DTYPES, LoadedModel
 from blendrun.engine.loop import Advance, Feed, RunLoop
 from blendrun.engine.overlap import choose_overlap
@@ -109,6 +110,9 @@ def assemble(
     capture, graphs_reason = choose_graphs(
         settings.graphs, model.compute.capture, model.compute.why_no_graphs, model.decoder
     )
+    is_ahead, schedule_reason = choose_schedule(
+        settings.schedule, model.compute.device.type, group.shard.size
+    )
     batcher = make_batcher(plan, settings, requests, mine, generated, cost, pages)
 
     def too_large(request: int) -> str:
@@ -130,23 +134,24 @@ def assemble(
     )
     generations.resume(begun)
     scores = PromptScores(requests, pending)
+    backend = TorchBackend(
+        model.decoder,
+        attention,
+        requests,
+        generations,
+        scores,
+        guides,
+        cache,
+        share_reads=settings.shares_reads,
+        may_split=not settings.deterministic,
+        overlap=overlap,
+        capture=capture,
+    )
     loop = RunLoop(
         requests,
         batcher,
         cache,
-        TorchBackend(
-            model.decoder,
-            attention,
-            requests,
-            generations,
-            scores,
-            guides,
-            cache,
-            share_reads=settings.shares_reads,
-            may_split=not settings.deterministic,
-            overlap=overlap,
-            capture=capture,
-        ),
+        backend,
         generations,
         scores,
         journal,
@@ -167,6 +172,7 @@ def assemble(
         on_step=on_step,
         rank=share.rank if share else 0,
         feed=share.feed if share else None,
+        ahead=backend if is_ahead else None,
     )
     for request in batcher.too_large.tolist():
         loop.fail(request, too_large(request))
@@ -188,6 +194,8 @@ def assemble(
         "overlap_reason": overlap_reason,
         "graphs": "off" if capture is None else "on",
         "graphs_reason": graphs_reason,
+        "schedule": "async" if is_ahead else "sequential",
+        "schedule_reason": schedule_reason,
         "kv_pages": pages,
         "page_size": settings.page_size,
         "kv_memory": format_bytes(pages * page_bytes),

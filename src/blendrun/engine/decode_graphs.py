@@ -22,6 +22,7 @@ from blendrun.engine.decoder import Decoder
 from blendrun.engine.graphs import Capture, Graph, StaticDecodes
 from blendrun.engine.step_inputs import StepInputs
 from blendrun.kernels.cpu.rotation import Rotation
+from blendrun.kernels.uploads import upload
 from blendrun.tree.prefix_tree import Int32, Int64
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # sequences
@@ -54,16 +55,16 @@ class DecodeGraphs:
         self._num_pages, self._page_size = num_pages, k_cache.shape[2]
         self._buckets: dict[int, _Bucket] = {}
 
-    def forward(self, step: StepInputs) -> Tensor | None:
+    def forward(self, step: StepInputs, token_ids: Tensor) -> Tensor | None:
         """Hidden states [S, H] of a step that shares no reads; None: no graph is for such a step.
 
-        They are overwritten by the next call.
+        They are overwritten by the next call. `token_ids`: those of the step, on the device.
         """
         num_seqs = len(step.num_tokens)
         if not _is_plain(step) or num_seqs > BUCKETS[-1]:
             return None
         bucket = self._bucket(BUCKETS[bisect_left(BUCKETS, num_seqs)])
-        if not self._fill(bucket, step):
+        if not self._fill(bucket, step, token_ids):
             return None
         if bucket.graph is None:
             if not bucket.is_warm:
@@ -84,7 +85,7 @@ class DecodeGraphs:
             found = self._buckets[size] = _Bucket(ids, positions, attention)
         return found
 
-    def _fill(self, bucket: _Bucket, step: StepInputs) -> bool:
+    def _fill(self, bucket: _Bucket, step: StepInputs, token_ids: Tensor) -> bool:
         """Whether the step has room there."""
         num_seqs, padding = len(step.num_tokens), len(bucket.token_ids) - len(step.num_tokens)
         context_len = np.concatenate([step.context_len, np.ones(padding, np.int32)])
@@ -97,11 +98,9 @@ class DecodeGraphs:
         pages[:num_seqs] = step.page_table
         pages[num_seqs:, 0] = slots[num_seqs:] // self._page_size
         bucket.attention.move_to(context_len, pages, slots)
-        for buffer, values in (
-            (bucket.token_ids, step.token_ids),
-            (bucket.positions, step.positions),
-        ):
-            buffer[:num_seqs].copy_(torch.from_numpy(values))
+        positions = upload(torch.from_numpy(step.positions), self._decoder.device)
+        bucket.token_ids[:num_seqs].copy_(token_ids)
+        bucket.positions[:num_seqs].copy_(positions)
         return True
 
     def _work(self, bucket: _Bucket) -> Tensor:

@@ -10,32 +10,34 @@ from torch import Tensor
 from blendrun.engine.generations import Generations
 from blendrun.engine.guides import Guides
 from blendrun.engine.logit_edits import LogitEdits
-from blendrun.engine.logprobs import StepLogprobs, drawn_logprobs
+from blendrun.engine.logprobs import LogprobTensors, drawn_logprobs
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.sampler import Sampled, SamplingColumns, sample
+from blendrun.kernels.uploads import upload
 from blendrun.tree.prefix_tree import Int32, Int64
 
 
 class Drawn(NamedTuple):
-    token_ids: Int32  # [R]
-    bad: npt.NDArray[np.bool_]  # [R] logits were not finite
-    logprobs: StepLogprobs | None  # None: no row of the step asks for them
+    """The tokens of a step; tensors are on the device."""
+
+    tokens: Sampled  # [R]
+    asks: Int64  # [A] rows that ask for log-probabilities, …
+    logprobs: LogprobTensors | None  # … and these; None: there are no such rows
 
     @classmethod
-    def of(cls, best: Sampled | None) -> "Drawn":
+    def of(cls, best: Sampled | None, device: torch.device) -> "Drawn":
         """Greedy tokens; None: of no row."""
         if best is None:
-            return cls(np.zeros(0, np.int32), np.zeros(0, np.bool_), None)
-        return cls(best.token_ids, best.bad, None)
+            ids = torch.zeros(0, dtype=torch.int64, device=device)
+            best = Sampled(ids, ids.bool())
+        return cls(best, np.zeros(0, np.int64), None)
 
     def with_rows(self, rows: Int32, drawn: "Drawn") -> "Drawn":
         """The draws of `rows` in place of what is there."""
-        token_ids, bad = self.token_ids.copy(), self.bad.copy()
-        token_ids[rows], bad[rows] = drawn.token_ids, drawn.bad
-        logprobs = drawn.logprobs
-        if logprobs is not None:
-            logprobs = StepLogprobs(rows[logprobs.rows].astype(np.int64), logprobs.logprobs)
-        return Drawn(token_ids, bad, logprobs)
+        at = upload(torch.from_numpy(rows.astype(np.int64)), self.tokens.bad.device)
+        pairs = zip(self.tokens, drawn.tokens, strict=True)
+        tokens = Sampled(*(mine.index_copy(0, at, new) for mine, new in pairs))
+        return Drawn(tokens, rows[drawn.asks].astype(np.int64), drawn.logprobs)
 
 
 class TokenDrawer:
@@ -57,6 +59,11 @@ class TokenDrawer:
             | columns.has_structure[request]
         )
 
+    def needs_tokens(self, request: Int32) -> bool:
+        """Whether any of the requests [R] draws its next token by what its last ones are."""
+        columns = self._requests
+        return bool((columns.has_structure[request] | columns.has_penalties[request]).any())
+
     def draw(self, logits: Tensor, request: Int32, position: Int64) -> Drawn:
         """A token for each row of `logits` [R, vocab]; they may be changed in place.
 
@@ -71,7 +78,7 @@ class TokenDrawer:
         if len(asks):
             top_k = int(columns.logprobs[request[asks]].max())
             logprobs = drawn_logprobs(logits, asks, drawn.token_ids, top_k)
-        return Drawn(drawn.token_ids, drawn.bad, logprobs)
+        return Drawn(drawn, asks, logprobs)
 
     def _changed(self, logits: Tensor, request: Int32, keep: bool) -> Tensor:
         """Logits as the parameters want them, as they are where no row changes, else float32.

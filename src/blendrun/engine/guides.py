@@ -15,6 +15,7 @@ from torch import Tensor
 
 from blendrun.data.structures import Structure, short
 from blendrun.errors import InputError
+from blendrun.kernels.uploads import upload
 from blendrun.tree.prefix_tree import Int64
 
 BAD_SCHEMA = "bad_schema"
@@ -90,8 +91,8 @@ class Guides:
         never = torch.finfo(logits.dtype).min
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             some = guides[start : start + _ROWS_AT_ONCE]
-            forbidden = torch.from_numpy(~self._allowed(some)).to(logits.device)
-            at = torch.from_numpy(rows[start : start + _ROWS_AT_ONCE]).to(logits.device)
+            forbidden = upload(torch.from_numpy(~self._allowed(some)), logits.device)
+            at = upload(torch.from_numpy(rows[start : start + _ROWS_AT_ONCE]), logits.device)
             logits[at] = logits[at].masked_fill(forbidden, never)
 
     def _allowed(self, guides: list[Guide]) -> np.ndarray:

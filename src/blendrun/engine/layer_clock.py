@@ -1,4 +1,4 @@
-"""How long something takes in all layers of a step, on a device that runs behind the CPU or not."""
+"""How long something takes in a step, once or in all layers, on a CPU or a device behind it."""
 
 import time
 from typing import Any, Protocol
@@ -7,22 +7,18 @@ import torch
 
 
 class LayerClock(Protocol):
-    def reset(self) -> None: ...
-
     def begin(self) -> None: ...
 
     def end(self) -> None: ...
 
     def seconds(self) -> float:
-        """Between all pairs of begin and end since the reset."""
+        """Between all pairs of begin and end; waits for the device to be through."""
 
 
 class CpuClock:
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self._seconds = 0.0
+    def __init__(self, seconds: float = 0.0) -> None:
+        """`seconds`: what has been measured already."""
+        self._seconds = seconds
 
     def begin(self) -> None:
         self._begin = time.perf_counter()
@@ -38,9 +34,6 @@ class CudaClock:
     """Marks in the stream of work; read once the device has passed them."""
 
     def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
         self._marks: list[Any] = []
 
     def begin(self) -> None:

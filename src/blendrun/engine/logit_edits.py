@@ -14,6 +14,7 @@ from torch import Tensor
 
 from blendrun.engine.generations import Generations
 from blendrun.engine.requests import PENALTIES, EngineRequests
+from blendrun.kernels.uploads import upload
 from blendrun.tree.prefix_tree import Int32, Int64
 
 
@@ -59,4 +60,4 @@ class LogitEdits:
 
 
 def _like(logits: Tensor, values: npt.NDArray[Any]) -> Tensor:
-    return torch.from_numpy(values).to(logits.device)
+    return upload(torch.from_numpy(values), logits.device)

@@ -11,6 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from blendrun.engine.arrival import Arrival
+from blendrun.kernels.uploads import upload
 from blendrun.tree.prefix_tree import Int32, Int64
 
 _ROWS_AT_ONCE = 32  # bounds the copies: 32 rows of 150 K tokens are 19 MB
@@ -25,6 +27,20 @@ class Logprobs(NamedTuple):
     top_ids: Int32  # [R, k]
     top: Float32  # [R, k]
 
+    @classmethod
+    def arrived(cls, arrival: Arrival) -> "Logprobs":
+        """Of `LogprobTensors`; waits for them."""
+        chosen, top_ids, top = arrival.wait()
+        return cls(chosen, top_ids.astype(np.int32), top)
+
+
+class LogprobTensors(NamedTuple):
+    """`Logprobs`, on the device of the logits."""
+
+    chosen: Tensor  # float32 [P]
+    top_ids: Tensor  # int64 [R, k]
+    top: Tensor  # float32 [R, k]
+
 
 class StepLogprobs(NamedTuple):
     """Of tokens that a step has drawn."""
@@ -33,30 +49,24 @@ class StepLogprobs(NamedTuple):
     logprobs: Logprobs  # of each of them, with as many alternatives as any of them asks for
 
 
-def logprobs(logits: Tensor, pair_row: Int64, pair_token: Int64, top_k: int) -> Logprobs:
-    """Of token `pair_token[i]` at row `pair_row[i]` of float32 `logits` [R, vocab]."""
+def logprobs(logits: Tensor, pair_row: Tensor, pair_token: Tensor, top_k: int) -> LogprobTensors:
+    """Of token `pair_token[i]` at row `pair_row[i]`, int64 [P], of float32 `logits` [R, vocab]."""
     normaliser = logits.logsumexp(dim=-1)
-    at = torch.from_numpy(pair_row).to(logits.device)
-    chosen = logits[at, torch.from_numpy(pair_token).to(logits.device)] - normaliser[at]
+    chosen = logits[pair_row, pair_token] - normaliser[pair_row]
     best = logits.topk(top_k, dim=-1)
-    return Logprobs(
-        chosen.cpu().numpy(),
-        best.indices.cpu().numpy().astype(np.int32),
-        (best.values - normaliser[:, None]).cpu().numpy(),
-    )
+    return LogprobTensors(chosen, best.indices, best.values - normaliser[:, None])
 
 
-def drawn_logprobs(logits: Tensor, rows: Int64, token_ids: Int32, top_k: int) -> StepLogprobs:
+def drawn_logprobs(logits: Tensor, rows: Int64, token_ids: Tensor, top_k: int) -> LogprobTensors:
     """Of the drawn `token_ids` [R] at those `rows` [A] of `logits` [R, vocab]."""
     parts = []
     for start in range(0, len(rows), _ROWS_AT_ONCE):
-        some = rows[start : start + _ROWS_AT_ONCE]
-        part = logits[torch.from_numpy(some).to(logits.device)].float()
-        at = np.arange(len(some), dtype=np.int64)
-        parts.append(logprobs(part, at, token_ids[some].astype(np.int64), top_k))
-    return StepLogprobs(rows, joined(parts))
+        some = upload(torch.from_numpy(rows[start : start + _ROWS_AT_ONCE]), logits.device)
+        at = torch.arange(len(some), device=logits.device)
+        parts.append(logprobs(logits[some].float(), at, token_ids[some], top_k))
+    return joined(parts)
 
 
-def joined(parts: list[Logprobs]) -> Logprobs:
+def joined(parts: list[LogprobTensors]) -> LogprobTensors:
     """Several, one after the other, with equal k."""
-    return Logprobs(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    return LogprobTensors(*(torch.cat(column) for column in zip(*parts, strict=True)))

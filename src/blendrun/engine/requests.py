@@ -51,6 +51,7 @@ class EngineRequests:
     logit_bias: dict[int, tuple[tuple[int, float], ...]]
     structure: dict[int, Structure]
     has_stops: npt.NDArray[np.bool_]  # stop strings or tokens
+    has_penalties: npt.NDArray[np.bool_]
     has_edits: npt.NDArray[np.bool_]  # penalties or a bias
     has_structure: npt.NDArray[np.bool_]
     prompts: tuple[Int32, Int64]  # tokens, offsets
@@ -73,12 +74,12 @@ class EngineRequests:
         keys = keys or AnswerKeys.of(row, sample, as_bytes(table["content"]))
         rare = {name: _where_set(table[name]) for name in ("stop", "stop_token_ids", "logit_bias")}
         rare["structure"] = _where_set(table["structure"])
-        has_stops, has_edits, has_structure = np.zeros((3, len(sequence)), np.bool_)
+        has_stops, has_penalties, has_edits, has_structure = np.zeros((4, len(sequence)), np.bool_)
         has_stops[[*rare["stop"], *rare["stop_token_ids"]]] = True
         has_edits[[*rare["logit_bias"]]] = True
         has_structure[[*rare["structure"]]] = True
         for name, off in PENALTIES.items():
-            has_edits |= column[name] != off
+            has_penalties |= column[name] != off
         return cls(
             sequence=sequence,
             row=row,
@@ -105,7 +106,8 @@ class EngineRequests:
             logit_bias=rare["logit_bias"],
             structure=rare["structure"],
             has_stops=has_stops,
-            has_edits=has_edits,
+            has_penalties=has_penalties,
+            has_edits=has_edits | has_penalties,
             has_structure=has_structure,
             prompts=(stored.store.tokens, stored.store.offsets),
             tree=stored.tree,

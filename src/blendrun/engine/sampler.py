@@ -14,6 +14,7 @@ from torch import Tensor
 
 from blendrun.engine.noise import uniforms
 from blendrun.kernels.cpu.argmax import argmax
+from blendrun.kernels.uploads import upload
 
 _ROWS_AT_ONCE = 32  # bounds the float64 temporaries: 32 rows of 150 K tokens are 38 MB each
 
@@ -38,24 +39,24 @@ class SamplingColumns:
 
 
 class Sampled(NamedTuple):
-    token_ids: np.ndarray  # int32 [S]; 0 where bad
-    bad: np.ndarray  # bool [S]: the logits held NaN or infinity
+    """On the device of the logits."""
+
+    token_ids: Tensor  # int64 [S]; 0 where bad
+    bad: Tensor  # bool [S]: the logits held NaN or infinity
 
 
 def sample(logits: Tensor, columns: SamplingColumns) -> Sampled:
     """A token for each row of `logits` [S, vocab]; of equal best ones greedy takes one.
 
-    Rows with non-finite logits are reported in `bad`, not raised.
+    Rows with non-finite logits are reported in `bad`, not raised. Nothing waits for the device.
     """
-    best, finite = argmax(logits)
-    token_ids, bad = best.cpu().numpy().astype(np.int32), ~finite.cpu().numpy()
-    random_rows = np.flatnonzero((columns.temperature > 0) & ~bad)
+    token_ids, finite = argmax(logits)
+    random_rows = np.flatnonzero(columns.temperature > 0)
     for start in range(0, len(random_rows), _ROWS_AT_ONCE):
         rows = random_rows[start : start + _ROWS_AT_ONCE]
-        chosen = logits[torch.from_numpy(rows).to(logits.device)]
-        token_ids[rows] = _draw(chosen, columns.take(rows))
-    token_ids[bad] = 0
-    return Sampled(token_ids, bad)
+        at = upload(torch.from_numpy(rows), logits.device)
+        token_ids[at] = _draw(logits[at], columns.take(rows))
+    return Sampled(token_ids.masked_fill(~finite, 0), ~finite)
 
 
 def filtered_probabilities(logits: Tensor, columns: SamplingColumns) -> Tensor:
@@ -78,16 +79,15 @@ def filtered_probabilities(logits: Tensor, columns: SamplingColumns) -> Tensor:
     return weights
 
 
-def _draw(logits: Tensor, columns: SamplingColumns) -> np.ndarray:
+def _draw(logits: Tensor, columns: SamplingColumns) -> Tensor:
     cumulative = filtered_probabilities(logits, columns).cumsum(dim=-1)
     u = uniforms(columns.seed, columns.key, columns.sample, columns.position)
     total = cumulative[:, -1:]
-    target = torch.from_numpy(u)[:, None].to(logits.device) * total
+    target = _column(u, logits) * total
     # Rounding must not push the target onto the total, past the last token.
     target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
     # The first token whose cumulative weight exceeds the target has a weight above zero.
-    token_ids = torch.searchsorted(cumulative, target, right=True)
-    return token_ids[:, 0].cpu().numpy().astype(np.int32)
+    return torch.searchsorted(cumulative, target, right=True)[:, 0]
 
 
 def _keep_top_k(scores: Tensor, top_k: np.ndarray) -> Tensor:
@@ -96,9 +96,9 @@ def _keep_top_k(scores: Tensor, top_k: np.ndarray) -> Tensor:
     limiting = limited < vocab
     best = scores.topk(int(limited[limiting].max()), dim=-1).values
     index = torch.from_numpy(np.where(limiting, limited, 1).astype(np.int64) - 1)
-    border = best.gather(-1, index[:, None].to(scores.device))
-    border[torch.from_numpy(~limiting).to(scores.device)] = -torch.inf
-    return scores.masked_fill(scores < border, -torch.inf)
+    border = best.gather(-1, upload(index[:, None], scores.device))
+    is_free = upload(torch.from_numpy(~limiting)[:, None], scores.device)
+    return scores.masked_fill((scores < border) & ~is_free, -torch.inf)
 
 
 def _keep_top_p(weights: Tensor, top_p: Tensor) -> Tensor:
@@ -113,4 +113,4 @@ def _keep_top_p(weights: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _column(values: np.ndarray, like: Tensor) -> Tensor:
-    return torch.from_numpy(np.asarray(values, dtype=np.float64))[:, None].to(like.device)
+    return upload(torch.from_numpy(np.asarray(values, dtype=np.float64))[:, None], like.device)

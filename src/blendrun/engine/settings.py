@@ -27,6 +27,8 @@ class ExecuteSettings:
     overlap: Literal["auto", "on", "off"] = "auto"
     # of decode-only steps on a GPU, captured once and replayed; auto: where they can be
     graphs: Literal["auto", "on", "off"] = "auto"
+    # async: steps are launched before the tokens of those before are there; auto: so on a GPU
+    schedule: Literal["auto", "async", "sequential"] = "auto"
     # bytes of each rank; None: what the job needs, all ranks at most 60 % of free memory
     kv_memory: int | None = None
     page_size: int = 16  # tokens

@@ -18,7 +18,7 @@ from blendrun.engine.decoder import Decoder
 from blendrun.engine.executors import Executor
 from blendrun.engine.graphs import Capture
 from blendrun.engine.layer_calls import LayerCalls
-from blendrun.engine.layer_clock import layer_clock
+from blendrun.engine.layer_clock import CpuClock, layer_clock
 from blendrun.engine.overlap import Overlap
 from blendrun.engine.paged_attention import PagedAttention, StepReads, StepWrites
 from blendrun.engine.sampler import Sampled
@@ -26,10 +26,12 @@ from blendrun.engine.step_cuts import bounding_resource
 from blendrun.engine.step_inputs import StepInputs
 from blendrun.engine.step_part import StepPart
 from blendrun.engine.tensor_group import Message
+from blendrun.engine.tokens_ahead import TokensAhead
 from blendrun.engine.vocab_shards import best_tokens, whole_logits
 from blendrun.kernels.cpu.argmax import best as best_columns
 from blendrun.kernels.cpu.rotation import Rotation
 from blendrun.kernels.cpu.shared_prefixes import SharedPrefixes, find_shared_prefixes
+from blendrun.kernels.uploads import upload
 from blendrun.tree.prefix_tree import Int32, Int64
 
 PAGES = 2  # kind of message
@@ -79,7 +81,7 @@ class StepRunner:
         """`overlap` divides steps into parts, `capture` captures decodes; None: nothing does."""
         self._overlap = overlap
         config = decoder.config
-        self._clock = layer_clock(decoder.device)  # where `_calls` is None
+        self.clock = layer_clock(decoder.device)  # of the last step's attention and KV writes
         self._decoder, self._attention, self._pages = decoder, attention, pages
         self._k_cache, self._v_cache = attention.alloc_kv_cache(
             config.num_layers,
@@ -92,20 +94,16 @@ class StepRunner:
         caches = (self._k_cache, self._v_cache)
         fits = LayerCalls.fits(decoder, attention)
         self._calls = LayerCalls(decoder, *caches) if fits else None
-        self._called_s = 0.0  # of attention and KV writes
         self._graphs: DecodeGraphs | None = None
         if capture is not None:
             self._graphs = DecodeGraphs(decoder, capture, *caches, pages.num_pages)
 
-    @property
-    def attention_s(self) -> float:
-        """Attention and KV writes of the last step; waits for the device to be through."""
-        return self._clock.seconds() + self._called_s
+    def forward(self, step: StepInputs, ahead: TokensAhead | None = None) -> tuple[Tensor, Tensor]:
+        """Hidden states [R, H] for the draws and [Q, H] for the scores of prompts.
 
-    def forward(self, step: StepInputs) -> tuple[Tensor, Tensor]:
-        """Hidden states [R, H] for the draws and [Q, H] for the scores of prompts."""
-        self._clock.reset()
-        self._called_s = 0.0
+        `ahead`: tokens of the step that only the device knows.
+        """
+        self.clock = layer_clock(self._decoder.device)
         if len(step.copy_from):
             self._attention.copy_pages(
                 self._k_cache,
@@ -116,36 +114,45 @@ class StepRunner:
         divided = None
         if self._overlap is not None:
             divided = self._overlap.divide(step.num_tokens, step.context_len)
-        hidden = self._whole(step) if divided is None else self._in_parts(step, *divided)
+        token_ids = self._indices(step.token_ids)
+        if ahead is not None:
+            token_ids = ahead.over(token_ids)
+        if divided is None:
+            hidden = self._whole(step, token_ids)
+        else:
+            hidden = self._in_parts(step, token_ids, *divided)
         return hidden[: len(step.drawn)], hidden[len(step.drawn) :]
 
-    def _whole(self, step: StepInputs) -> Tensor:
+    def _whole(self, step: StepInputs, token_ids: Tensor) -> Tensor:
         """Hidden states [R + Q, H]."""
         shared = self._shared(step)
         if self._graphs is not None and shared is None:
-            hidden = self._graphs.forward(step)
+            hidden = self._graphs.forward(step, token_ids)
             if hidden is not None:
                 return hidden
-        tokens = (self._indices(step.token_ids), self._indices(step.positions))
-        attend, rows = self._attend(step, shared), self._indices(_rows(step))
-        calls = self._calls
+        positions, rows = self._indices(step.positions), self._indices(_rows(step))
+        attend, calls = self._attend(step, shared), self._calls
         if calls is None:
-            return self._decoder.forward(*tokens, attend, rows)
+            return self._decoder.forward(token_ids, positions, attend, rows)
 
         def layers(hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-            attended, self._called_s = calls.run(hidden, cos, sin, attend.writes, attend.plan)
+            attended, seconds = calls.run(hidden, cos, sin, attend.writes, attend.plan)
+            self.clock = CpuClock(seconds)
             return attended
 
-        return self._decoder.forward_with(layers, *tokens, rows)
+        return self._decoder.forward_with(layers, token_ids, positions, rows)
 
-    def _in_parts(self, step: StepInputs, bounds: Int64, executor: Executor) -> Tensor:
+    def _in_parts(
+        self, step: StepInputs, token_ids: Tensor, bounds: Int64, executor: Executor
+    ) -> Tensor:
         """As a whole step's `Decoder.forward`."""
+        begin = np.concatenate([[0], np.cumsum(step.num_tokens)])[bounds]
         parts = []
         for number, (first, last) in enumerate(pairwise(bounds.tolist())):
             own = step.part(first, last)
             parts.append(
                 StepPart(
-                    self._indices(own.token_ids),
+                    token_ids[begin[number] : begin[number + 1]],
                     self._indices(own.positions),
                     self._attend(own, self._shared(own), number),
                     self._indices(_rows(own)),
@@ -154,14 +161,13 @@ class StepRunner:
             )
         hidden = self._decoder.forward_parts(parts, executor)
         # rows come part by part, in each of them those to draw first
-        begin = np.concatenate([[0], np.cumsum(step.num_tokens)])[bounds[:-1]]
-        part = np.searchsorted(begin, _rows(step), side="right")
+        part = np.searchsorted(begin[:-1], _rows(step), side="right")
         place = np.argsort(part, kind="stable")
         return hidden if (place[1:] > place[:-1]).all() else hidden[self._indices(_inverse(place))]
 
     def _indices(self, values: Int32 | Int64) -> Tensor:
         """int64, on the device."""
-        return torch.from_numpy(values.astype(np.int64)).to(self._decoder.device)
+        return upload(torch.from_numpy(values.astype(np.int64)), self._decoder.device)
 
     def next_tokens(self, hidden: Tensor, step: StepInputs) -> NextTokens:
         """What comes next after the R tokens whose hidden states these are."""
@@ -176,8 +182,7 @@ class StepRunner:
             else:
                 logits = self._decoder.logits(some)
                 best.append(best_tokens(best_columns(logits), vocab_size, group))
-                rows = torch.from_numpy(step.whole[low:high].astype(np.int64) - start)
-                rows = rows.to(logits.device)
+                rows = self._indices(step.whole[low:high] - np.int32(start))
                 chosen = logits if len(rows) == len(logits) else logits[rows]
                 whole.append(whole_logits(chosen, vocab_size, group))
         return NextTokens(_all_tokens(best), _all_rows(whole))
@@ -230,11 +235,11 @@ class StepRunner:
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, step: "_Attend"
     ) -> Tensor:
         """Turn q and k, write K and V of the step's tokens, then attend; [T, num_heads, D]."""
-        self._clock.begin()
+        self.clock.begin()
         k_cache, v_cache = self._k_cache[layer], self._v_cache[layer]
         step.writes.run(q, k, v, rotation, k_cache, v_cache)
         out = step.plan.run(q, k_cache, v_cache)
-        self._clock.end()
+        self.clock.end()
         return out
 
 
@@ -252,7 +257,7 @@ def _inverse(order: Int64) -> Int64:
 def _all_tokens(parts: list[Sampled | None]) -> Sampled | None:
     """Of all parts; None where there is none, or none on this rank."""
     known = [part for part in parts if part is not None]
-    return Sampled(*map(np.concatenate, zip(*known, strict=True))) if known else None
+    return Sampled(*map(torch.cat, zip(*known, strict=True))) if known else None
 
 
 def _all_rows(parts: list[Tensor | None]) -> Tensor | None:

@@ -12,6 +12,7 @@ def check_vllm(settings: ExecuteSettings) -> None:
     refused = {
         "--deterministic": settings.deterministic,
         "--kv-dtype": settings.kv_dtype != "auto",
+        "--schedule async": settings.schedule == "async",
         "--no-shared-prefix-attention": not settings.shared_prefix_attention,
     }
     asked = [flag for flag, is_set in refused.items() if is_set]

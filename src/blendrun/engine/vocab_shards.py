@@ -28,8 +28,7 @@ def best_tokens(best: Best, vocab_size: int, group: TensorGroup) -> Sampled | No
     values, ids, are_finite = torch.stack(parts, dim=1)  # [size, R] each
     bad = ~(are_finite > 0).all(dim=0)
     rank = values.nan_to_num().argmax(dim=0, keepdim=True)
-    token_ids = ids.gather(0, rank)[0].masked_fill(bad, 0).int()
-    return Sampled(token_ids.cpu().numpy(), bad.cpu().numpy())
+    return Sampled(ids.gather(0, rank)[0].masked_fill(bad, 0).long(), bad)
 
 
 def whole_logits(logits: Tensor, vocab_size: int, group: TensorGroup) -> Tensor | None:

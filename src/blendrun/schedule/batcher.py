@@ -16,6 +16,7 @@ from blendrun.schedule.batch import Batch, Freed
 from blendrun.schedule.step.admit import too_large
 from blendrun.schedule.step.begin import BatcherJob, BatchLimits, Steering, new_state
 from blendrun.schedule.step.decide import OVER, STUCK, TOO_LARGE, commit, decide
+from blendrun.schedule.step.finish import end_late, lacks_pages
 from blendrun.schedule.step.handover import deposited, released, withdrawn
 from blendrun.schedule.step.outputs import Outputs, observed
 from blendrun.schedule.step.state import State
@@ -90,6 +91,11 @@ class Batcher:
         return int(self.state.counts["idle_pages"])
 
     @property
+    def lacks_pages(self) -> bool:
+        """Whether the next step sends a request back."""
+        return bool(lacks_pages(self.state))
+
+    @property
     def num_cached(self) -> Int32:
         """Prompt tokens that were there when a request first came in, [N]; -1 before."""
         cached: Int32 = self.state.requests["num_cached"]
@@ -127,6 +133,14 @@ class Batcher:
         """
         commit(self.state, finished)
         return Freed(batch.slot[finished], self._dropped())
+
+    def end(self, slots: Int32, output_len: Int32) -> Freed:
+        """Requests that were committed as going on have ended, with outputs of these lengths [K].
+
+        What was computed for them since is nobody's. After a `commit`, before `next_batch`.
+        """
+        end_late(self.state, slots, output_len)
+        return Freed(slots, self._dropped())
 
     def withdraw(self, requests: Int32) -> tuple[Int32, Freed]:
         """Take those of `requests` away that wait and have not run; them, and pages given back."""

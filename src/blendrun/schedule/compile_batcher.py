@@ -34,4 +34,6 @@ def _run_one_request() -> None:
     prices = StepPrices(1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
     batcher = Batcher(job, BatchLimits(4, 16, 16, 1), prices, Steering(learns=True))
     while (batch := batcher.next_batch()) is not None:
-        batcher.commit(batch, np.ones(len(batch.slot), np.bool_))
+        batcher.commit(batch, np.zeros(1, np.bool_))
+        if not batcher.lacks_pages:
+            batcher.end(batch.slot, np.ones(1, np.int32))

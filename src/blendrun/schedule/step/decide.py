@@ -12,19 +12,24 @@ from blendrun.schedule.step.admit import (
     admit,
     can_enter,
     preempt,
-    remove,
 )
 from blendrun.schedule.step.choose import next_on_demand, right_that_fits, taken_from_end
 from blendrun.schedule.step.ends import update_headroom
-from blendrun.schedule.step.expectations import bin_of, learn
-from blendrun.schedule.step.ledger import begin_reading, fill, grow
+from blendrun.schedule.step.expectations import learn
+from blendrun.schedule.step.finish import end
+from blendrun.schedule.step.ledger import (
+    available_pages,
+    begin_reading,
+    decode_pages,
+    fill,
+    grow,
+)
 from blendrun.schedule.step.lists import head_sample, must_divide, sides_of_running
 from blendrun.schedule.step.remaining import (
     chunk_s,
     compute_per_read,
     expect_again,
     expect_overdue,
-    see_output,
     sum_up,
 )
 from blendrun.schedule.step.state import (
@@ -34,7 +39,6 @@ from blendrun.schedule.step.state import (
     RIGHT,
     TWO_ENDED,
     TWO_LISTS,
-    UNLEARNED,
     Bools,
     State,
 )
@@ -93,22 +97,19 @@ def decide(state: State) -> int:
 @compiled_part
 def _schedule_decodes(state: State) -> bool:
     """All decodes, oldest first; requests are sent back until their pages are there."""
-    slots, counts, size = state.slots, state.counts, state.limits.page_size
-    while True:
-        need, n = 0, 0
-        for i in range(counts.num_running):
-            slot = state.ordered.by_age[i]
-            if slots[slot].decoding:
-                computed = slots[slot].computed
-                if computed % size == 0 or computed == slots[slot].own_start:
-                    need += 1
-                state.step.slot[n] = slot
-                state.step.num_tokens[n] = 1
-                n += 1
-        if need <= counts.free_pages + counts.idle_pages - counts.promised_pages:
-            break
+    slots, counts = state.slots, state.counts
+    need = decode_pages(state)
+    while need > available_pages(state):
         if counts.num_running == 1 or not preempt(state):
             return False
+        need = decode_pages(state)
+    n = 0
+    for i in range(counts.num_running):
+        slot = state.ordered.by_age[i]
+        if slots[slot].decoding:
+            state.step.slot[n] = slot
+            state.step.num_tokens[n] = 1
+            n += 1
     grow(state, need)
     counts.num_batch = counts.num_decodes = counts.batch_tokens = n
     return True
@@ -214,7 +215,7 @@ def commit(state: State, finished: Bools) -> None:
         finished: by batch entry: the sequence is over. Every other one whose last known token was
             computed has one more.
     """
-    columns, slots, counts, lengths = state.requests, state.slots, state.counts, state.lengths
+    columns, slots, counts = state.requests, state.slots, state.counts
     counts.num_dropped = 0
     for i in range(counts.num_batch):
         slot = state.step.slot[i]
@@ -231,15 +232,7 @@ def commit(state: State, finished: Bools) -> None:
         if slots[slot].computed < columns[request].known_len:
             continue
         if finished[i]:
-            stratum = columns[request].stratum
-            output = columns[request].known_len - columns[request].prompt_len + 1
-            if stratum != UNLEARNED:
-                lengths.events[stratum, bin_of(lengths, float(output))] += 1
-                lengths.strata[stratum].finished += 1
-            else:
-                see_output(state, slot, float(output))
-            counts.num_finished += 1
-            remove(state, slot, True)
+            end(state, slot, columns[request].known_len - columns[request].prompt_len + 1)
             continue
         columns[request].known_len += 1
         if not was_decoding:

@@ -25,6 +25,18 @@ def available_pages(state: State) -> int:
 
 
 @compiled_part
+def decode_pages(state: State) -> int:
+    """New pages for the next token of every request that decodes."""
+    slots, size, count = state.slots, state.limits.page_size, 0
+    for i in range(state.counts.num_running):
+        slot = state.ordered.by_age[i]
+        computed = slots[slot].computed
+        if slots[slot].decoding and (computed % size == 0 or computed == slots[slot].own_start):
+            count += 1
+    return count
+
+
+@compiled_part
 def own_pages(state: State, slot: int) -> int:
     """Pages that a running request holds for itself."""
     slots = state.slots
