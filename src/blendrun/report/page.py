@@ -1,5 +1,6 @@
 """A run's report as one self-contained HTML page, for a colleague."""
 
+import re
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,12 @@ from blendrun.data.disk import atomic_file
 from blendrun.report import pictures
 from blendrun.report.gap import BOUND, PARTS, UNEXPLAINED, Gap
 from blendrun.report.picture import Picture
-from blendrun.report.remedies import SMALL_FRAC, TITLES, advice, finding
+from blendrun.report.remedies import OPTIMUM, SMALL_FRAC, TITLES, advice, finding
 from blendrun.report.report import Report
 from blendrun.report.requests_seen import RequestsSeen, requests_seen
 from blendrun.report.spans import spans
 from blendrun.schedule.run_plan import plan_of_run
-from blendrun.units import format_count, format_seconds
+from blendrun.units import count_of, format_count, format_seconds
 
 PAGE = "report.html"
 
@@ -37,14 +38,19 @@ def report_page(report: Report) -> str:
         _, path, _ = plan_of_run(report.run_dir)
         seen = requests_seen(path, report.run_dir)
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    template.filters |= {"seconds": _seconds, "count": format_count}
+    template.filters |= {
+        "seconds": _seconds,
+        "count": format_count,
+        "count_of": count_of,
+        "typeset": _typeset,
+    }
     environment = report.manifest.environment
     return template.from_string(folder.joinpath("page.html").read_text()).render(
         css=folder.joinpath("page.css").read_text(),
         report=report,
         m=report.metrics,
         plan=report.plan,
-        finding=finding(explained.facts) if explained else "Nothing ran yet",
+        finding=finding(explained.facts) if explained else _nothing(report),
         advice=advice(explained.facts) if explained else "",
         hardware=environment.get("hardware", {}).get("name", report.plan.hardware),
         policy=environment.get("policy", report.plan.policy),
@@ -85,7 +91,7 @@ def _gap_rows(report: Report) -> list[dict[str, Any]]:
                 {
                     "title": "= practical optimum", "kind": "total", "seconds": at_s,
                     "frac": at_s / gap.wall_s, "left": 0.0, "width": max(at_s, 0.0) / scale_s,
-                    "sentence": "what this machine could do at best with this job",
+                    "sentence": OPTIMUM,
                     "is_small": False, "is_largest": False,
                 }
             )  # fmt: skip
@@ -120,6 +126,18 @@ def _pictures(report: Report, seen: RequestsSeen | None) -> list[Picture]:
     return made
 
 
+def _nothing(report: Report) -> str:
+    """Why no step is there."""
+    if not report.manifest.is_complete:
+        return "nothing ran yet"
+    rows = report.plan.counts.rows
+    return "nothing ran: " + ("there are error rows only" if rows else "the input has no rows")
+
+
 def _seconds(seconds: float) -> str:
-    text = format_seconds(abs(seconds))
-    return f"−{text}" if seconds < 0 and text != "0.00 s" else text
+    return _typeset(format_seconds(seconds).replace("-", "−"))
+
+
+def _typeset(text: str) -> str:
+    """No line breaks between a number and its unit."""
+    return re.sub(r"(?<=\d) (?=(?:s|min|h|days)\b)", "\N{NO-BREAK SPACE}", text)
