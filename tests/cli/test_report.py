@@ -84,6 +84,14 @@ def test_a_plan_against_its_run(simulated: Blendrun):
     assert "another job" not in said.out
     found = {outcome["name"]: outcome for outcome in last_line(said.out)["outcomes"]}
     assert found["output_tokens"]["ratio"] == 1.0
+    assert "note:" not in said.out
+
+
+def test_a_plan_against_a_run_on_other_ranks_says_so(simulated: Blendrun):
+    words = ("--policy", "dfs", "--dp", "2", "--run-dir", "two.sim")
+    assert simulated("simulate", "plan.json", *words).code == 0
+    said = simulated("report", "two.sim/dfs", "--against", "plan.json")
+    assert "note: the plan is for dp 1, the run has dp 2\n" in said.out
 
 
 def test_several_runs_have_no_single_plan(simulated: Blendrun):

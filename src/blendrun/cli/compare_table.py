@@ -61,6 +61,9 @@ def print_against(
     out.print(f"{path} predicted {low} to {high} without loading: {came}", markup=False)
     if plan.job_id != report.plan.job_id:
         out.print("note: the plan is of another job", markup=False)
+    ranks = report.manifest.environment.get("dp", plan.dp)
+    if ranks != plan.dp:
+        out.print(f"note: the plan is for dp {plan.dp}, the run has dp {ranks}", markup=False)
     table = Table(box=None, pad_edge=False, header_style="")
     for name in ("", "plan", "run", "run / plan"):
         table.add_column(name, justify="right" if name else "left")

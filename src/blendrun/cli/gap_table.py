@@ -4,14 +4,11 @@ from rich.console import Console
 from rich.table import Table
 
 from blendrun.report.gap import BOUND, PARTS, UNEXPLAINED, Gap
-from blendrun.report.remedies import OPTIMUM, SMALL_FRAC, TITLES, Facts, advice, finding, sentence
+from blendrun.report.remedies import OPTIMUM, SMALL_FRAC, TITLES, Facts, sentence
 from blendrun.units import count_of, format_seconds
 
 
 def print_gap(out: Console, facts: Facts) -> None:
-    out.print(finding(facts), markup=False)
-    if advised := advice(facts):
-        out.print(advised, markup=False)
     out.print()
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column("where the time went", no_wrap=True)

@@ -11,7 +11,7 @@ from blendrun.data.disk import atomic_file
 from blendrun.report import pictures
 from blendrun.report.gap import BOUND, PARTS, UNEXPLAINED, Gap
 from blendrun.report.picture import Picture
-from blendrun.report.remedies import OPTIMUM, SMALL_FRAC, TITLES, advice, finding
+from blendrun.report.remedies import OPTIMUM, SMALL_FRAC, TITLES
 from blendrun.report.report import Report
 from blendrun.report.requests_seen import RequestsSeen, requests_seen
 from blendrun.report.spans import spans
@@ -32,7 +32,6 @@ def save_page(report: Report, folder: Path) -> Path:
 def report_page(report: Report) -> str:
     """The text of the page."""
     folder = files("blendrun.report")
-    explained = report.explained
     seen = None
     if report.optimum and not report.plan.windows:
         _, path, _ = plan_of_run(report.run_dir)
@@ -50,8 +49,8 @@ def report_page(report: Report) -> str:
         report=report,
         m=report.metrics,
         plan=report.plan,
-        finding=finding(explained.facts) if explained else _nothing(report),
-        advice=advice(explained.facts) if explained else "",
+        finding=report.finding,
+        advice=report.advice,
         hardware=environment.get("hardware", {}).get("name", report.plan.hardware),
         policy=environment.get("policy", report.plan.policy),
         simulated=bool(environment.get("simulated")),
@@ -124,14 +123,6 @@ def _pictures(report: Report, seen: RequestsSeen | None) -> list[Picture]:
     if len(steps.lanes) > 1:
         made.append(pictures.rank_chart(steps, facts.gap))
     return made
-
-
-def _nothing(report: Report) -> str:
-    """Why no step is there."""
-    if not report.manifest.is_complete:
-        return "nothing ran yet"
-    rows = report.plan.counts.rows
-    return "nothing ran: " + ("there are error rows only" if rows else "the input has no rows")
 
 
 def _seconds(seconds: float) -> str:
