@@ -90,7 +90,7 @@ def test_a_plan_against_its_run(simulated: Blendrun):
 def test_a_plan_against_a_run_on_other_ranks_says_so(simulated: Blendrun):
     words = ("--policy", "dfs", "--dp", "2", "--run-dir", "two.sim")
     assert simulated("simulate", "plan.json", *words).code == 0
-    said = simulated("report", "two.sim/dfs", "--against", "plan.json")
+    said = simulated("report", "two.sim", "--against", "plan.json")
     assert "note: the plan is for dp 1, the run has dp 2\n" in said.out
 
 
