@@ -3,7 +3,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrun.errors import InputError
-from blendrun.units import format_bytes, format_count, format_seconds, parse_bytes, parse_seconds
+from blendrun.units import (
+    format_bytes,
+    format_count,
+    format_difference,
+    format_seconds,
+    parse_bytes,
+    parse_seconds,
+)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +79,19 @@ def test_counts_stay_exact_until_they_are_long(count: float, text: str):
         (245, "4 min 05 s"),
         (3 * 3600 + 12 * 60, "3 h 12 min"),
         (5 * 86400, "5.0 days"),
+        (9.999, "10.0 s"),
+        (59.97, "1 min 00 s"),
+        (3599.7, "1 h 00 min"),
     ],
 )
 def test_durations_are_printed_as_people_read_them(seconds: float, text: str):
     assert format_seconds(seconds) == text
+    assert format_seconds(-seconds) == f"-{text}"
+    assert format_difference(seconds) == f"+{text}"
+    assert format_difference(-seconds) == f"-{text}"
+
+
+@pytest.mark.parametrize("seconds", [0.0, -0.0, 0.0049, -0.0049])
+def test_what_is_printed_as_no_time_has_no_sign(seconds: float):
+    assert format_seconds(seconds) == "0.00 s"
+    assert format_difference(seconds) == "0.00 s"

@@ -71,14 +71,30 @@ def count_of(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def format_share(frac: float) -> str:
+    """A whole percentage; `less than 1%` where that would read as nothing."""
+    return "less than 1%" if 0 < frac < 0.005 else f"{frac:z.0%}"
+
+
 def format_seconds(seconds: float) -> str:
-    """A duration as a person reads it: `0.42 s`, `12.3 s`, `4 min 05 s`, `3 h 12 min`."""
-    if seconds < 10:
+    """A duration as a person reads it: `0.42 s`, `12.3 s`, `4 min 05 s`, `-3 h 12 min`."""
+    sign = "-" if seconds <= -0.005 else ""  # what is printed as 0 has none
+    return sign + _duration(abs(seconds))
+
+
+def format_difference(seconds: float) -> str:
+    """Likewise with its sign: `+0.42 s`, `-12.3 s`, `0.00 s`."""
+    return f"+{format_seconds(seconds)}" if seconds >= 0.005 else format_seconds(seconds)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 9.995:
         return f"{seconds:.2f} s"
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
-    if seconds < 3600:
-        return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
-    if seconds < 48 * 3600:
-        return f"{int(seconds) // 3600} h {int(seconds) % 3600 // 60:02d} min"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
     return f"{seconds / 86400:,.1f} days"

@@ -1,6 +1,7 @@
 """`blendrun report`: one run, several, a plan against its run, and a run that goes on."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from blendrun.cli import follow
 from blendrun.data.lock import take_lock
 from blendrun.data.results import LOCK_FILE
 from blendrun.report.gap import PARTS
+from blendrun.units import format_difference, format_seconds
 from cli_words import Blendrun
 from tiny_jobs import write_rows
 
@@ -64,6 +66,17 @@ def test_several_runs_are_one_table_with_what_differs(simulated: Blendrun):
     assert difference["wall_s"] == pytest.approx(walls[1] - walls[0])
 
 
+def test_a_column_says_what_differs_between_two_runs(simulated: Blendrun):
+    said = simulated("report", "plan.sim/dfs", "plan.sim/random")
+    assert re.search(r"plan\.sim/random +difference\n", said.out)
+    walls = [run["gap_wall_s"] for run in last_line(said.out)["runs"]]
+    shown = [format_seconds(wall_s) for wall_s in walls] + [format_difference(walls[1] - walls[0])]
+    (line,) = (line for line in said.out.splitlines() if line.startswith("= wall time"))
+    assert line.split()[3:] == " ".join(shown).split()
+    three = simulated("report", "plan.sim/dfs", "plan.sim/random", "plan.sim/dfs")
+    assert "difference\n" not in three.out
+
+
 def test_a_plan_against_its_run(simulated: Blendrun):
     said = simulated("report", "plan.sim/dfs", "--against", "plan.json")
     assert (said.code, said.err) == (0, "")
@@ -71,6 +84,14 @@ def test_a_plan_against_its_run(simulated: Blendrun):
     assert "another job" not in said.out
     found = {outcome["name"]: outcome for outcome in last_line(said.out)["outcomes"]}
     assert found["output_tokens"]["ratio"] == 1.0
+    assert "note:" not in said.out
+
+
+def test_a_plan_against_a_run_on_other_ranks_says_so(simulated: Blendrun):
+    words = ("--policy", "dfs", "--dp", "2", "--run-dir", "two.sim")
+    assert simulated("simulate", "plan.json", *words).code == 0
+    said = simulated("report", "two.sim", "--against", "plan.json")
+    assert "note: the plan is for dp 1, the run has dp 2\n" in said.out
 
 
 def test_several_runs_have_no_single_plan(simulated: Blendrun):

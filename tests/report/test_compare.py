@@ -33,7 +33,7 @@ def test_differences_add_up_and_name_their_cause(run: Path, tmp_path: Path):
     assert "slower than dfs, most by lost sharing (+" in found.sentence("dfs")
     (back,) = differences(reports[::-1])
     assert back.largest == "lost_sharing"
-    assert "faster than random, most by lost sharing (−" in back.sentence("random")
+    assert "faster than random, most by lost sharing (-" in back.sentence("random")
     assert not job_differs(reports)
 
 

@@ -129,6 +129,22 @@ def test_lengths_off_by_three_show_as_wrong_estimates(
     assert known.seconds["wrong_lengths"] == 0
 
 
+def test_preemptions_for_outputs_expected_too_short_show_as_wrong_estimates(tmp_path: Path):
+    rows = job_rows(4, 150, 50, 300, (50, 900))  # long outputs, of which few fit at once
+    options = {"policy": "blend", "lengths": "exact", "kv_memory": 10**10}
+    run = simulated_run(tmp_path, rows, length_factor=1 / 3, **options)
+    known = make_report(simulated_again(tmp_path / "plan.json", tmp_path / "known", **options))
+    report = make_report(run)
+    assert report.gap is not None
+    assert known.gap is not None
+    check_sums(report.gap)
+    assert report.metrics.preemptions > 10 > known.metrics.preemptions
+    assert report.gap.seconds["preemption"] == known.gap.seconds["preemption"]
+    assert report.gap.largest == "wrong_lengths" != known.gap.largest
+    assert report.explained is not None
+    assert "--lengths-from" in report.explained.sentence("wrong_lengths")
+
+
 def test_a_slow_disk_shows_as_files(mixed_plan: Path, tmp_path: Path):
     run = simulated_again(mixed_plan, tmp_path / "run")
     before = gap_of(run)
@@ -174,6 +190,19 @@ def test_a_slow_rank_shows_as_imbalance_of_ranks(mixed_plan: Path, tmp_path: Pat
     check_sums(gap)
     assert gap.wall_s > 2 * before.wall_s
     assert gap.largest == "rank_imbalance"
+
+
+def test_a_rank_that_begins_late_shows_as_imbalance_of_ranks(mixed_plan: Path, tmp_path: Path):
+    run = simulated_again(mixed_plan, tmp_path / "run", dp=4, kv_memory=4 * 10**9)
+    before = gap_of(run)
+    late_s = 2 * before.wall_s
+    change_steps(run, start_s=lambda s: s["start_s"] + np.where(s["rank"] == 2, late_s, 0.0))
+    gap = gap_of(run)
+    check_sums(gap)
+    assert gap.largest == "rank_imbalance"
+    grown_s = gap.seconds["rank_imbalance"] - before.seconds["rank_imbalance"]
+    assert grown_s == pytest.approx(gap.wall_s - before.wall_s)
+    assert gap.seconds["files"] == pytest.approx(before.seconds["files"], abs=1e-6)
 
 
 @pytest.mark.parametrize(("dp", "slow", "speed"), [(2, 1, 0.25), (3, 0, 0.3)])

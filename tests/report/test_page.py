@@ -176,7 +176,10 @@ def test_a_run_of_only_bad_rows_has_a_page(checkpoint: Path, tmp_path: Path):
     execute(plan, tmp_path / "run")
     path = save_page(make_report(tmp_path / "run"), tmp_path)
     assert path == tmp_path / PAGE
-    assert "Nothing ran yet" in Tags(path.read_text()).text
+    text = Tags(path.read_text()).text
+    assert "Nothing ran: there are error rows only" in text
+    assert "0 of 1 rows answered, 1 error row." in text
+    assert "Where the time went" not in text  # nor a link to it
 
 
 def test_two_processes_may_save_a_page_at_the_same_time(

@@ -1,7 +1,7 @@
 """Tables of several runs, and of a plan against its run; the last line is JSON."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 import typer
@@ -10,10 +10,12 @@ from rich.table import Table
 from blendrun.cli.plan_table import console
 from blendrun.report.compare import Difference, Outcome, job_differs
 from blendrun.report.gap import BOUND, PARTS
-from blendrun.report.remedies import TITLES
+from blendrun.report.remedies import SMALL_FRAC, TITLES
 from blendrun.report.report import Report, report_values
 from blendrun.schedule.plan_record import Plan
-from blendrun.units import format_count, format_seconds
+from blendrun.units import format_count, format_difference, format_seconds
+
+_Show = Callable[[float], str]
 
 
 def print_comparison(reports: Sequence[Report], found: Sequence[Difference]) -> None:
@@ -22,22 +24,10 @@ def print_comparison(reports: Sequence[Report], found: Sequence[Difference]) -> 
     for name, difference in zip(names[1:], found, strict=True):
         out.print(f"{name}: {difference.sentence(names[0])}", markup=False)
     if job_differs(reports):
-        out.print("note: these runs are of different jobs", markup=False)
+        note = "note: these runs are of different jobs: seconds say little about each other"
+        out.print(note, markup=False)
     out.print()
-    table = Table(box=None, pad_edge=False, header_style="")
-    table.add_column("", no_wrap=True)
-    for name in names:
-        table.add_column(name, justify="right", overflow="fold")
-    for report_row in _figures(reports):
-        table.add_row(*report_row)
-    gaps = [report.gap for report in reports if report.gap is not None]
-    for part in PARTS:
-        if any(abs(gap.part_of_wall(part)) >= 5e-4 for gap in gaps):
-            table.add_row(TITLES[part], *(_seconds(gap.seconds[part]) for gap in gaps))
-        if part == BOUND[-1]:
-            table.add_row("= practical optimum", *(_seconds(gap.practical_s) for gap in gaps))
-    table.add_row("= wall time", *(_seconds(gap.wall_s) for gap in gaps))
-    out.print(table)
+    out.print(_beside(reports, names))
     typer.echo(
         json.dumps(
             {
@@ -64,14 +54,18 @@ def print_against(
     low, high = (
         format_seconds(s) for s in (plan.times.predicted_low_s, plan.times.predicted_high_s)
     )
-    is_in = (
-        "nothing ran yet" if in_range is None else f"the run is {'in' if in_range else 'out of'}"
-    )
-    out.print(f"{path} predicted {low} to {high}: {is_in} that range", markup=False)
+    took_s = next(o.happened for o in outcomes if o.name == "predicted_s")
+    came = "nothing ran yet"
+    if took_s is not None:
+        came = f"the run took {format_seconds(took_s)}, {'in' if in_range else 'out of'} that range"
+    out.print(f"{path} predicted {low} to {high} without loading: {came}", markup=False)
     if plan.job_id != report.plan.job_id:
         out.print("note: the plan is of another job", markup=False)
+    ranks = report.manifest.environment.get("dp", plan.dp)
+    if ranks != plan.dp:
+        out.print(f"note: the plan is for dp {plan.dp}, the run has dp {ranks}", markup=False)
     table = Table(box=None, pad_edge=False, header_style="")
-    for name in ("", "planned", "happened", "of the plan"):
+    for name in ("", "plan", "run", "run / plan"):
         table.add_column(name, justify="right" if name else "left")
     for outcome in outcomes:
         show = format_seconds if outcome.unit == "s" else format_count
@@ -103,16 +97,42 @@ _NAMES = {
 }
 
 
-def _figures(reports: Sequence[Report]) -> list[list[str]]:
-    return [
-        ["policy", *(str(report_values(report)["policy"]) for report in reports)],
-        ["total tokens/s", *(f"{report.metrics.total_tokens_per_s:,.0f}" for report in reports)],
-        ["sharing achieved", *(f"{report.metrics.sharing_frac:.1%}" for report in reports)],
-        ["requests at once", *(f"{report.metrics.mean_running:,.0f}" for report in reports)],
-        ["preemptions", *(f"{report.metrics.preemptions:,}" for report in reports)],
-    ]
+def _beside(reports: Sequence[Report], names: Sequence[str]) -> Table:
+    """A column for each run, and for two of them one for what differs."""
+    table = Table(box=None, pad_edge=False, header_style="")
+    table.add_column("", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right", overflow="fold")
+    of_two = len(reports) == 2
+    if of_two:
+        table.add_column("difference", justify="right", no_wrap=True)
+
+    def add(title: str, values: Sequence[float], show: _Show, show_difference: _Show) -> None:
+        differs = [show_difference(values[1] - values[0])] if of_two else []
+        table.add_row(title, *map(show, values), *differs)
+
+    table.add_row("policy", *(str(report_values(report)["policy"]) for report in reports))
+    metrics = [report.metrics for report in reports]
+    add("total tokens/s", [m.total_tokens_per_s for m in metrics], "{:,.0f}".format, _signed)
+    add("sharing achieved", [m.sharing_frac for m in metrics], "{:.1%}".format, _points)
+    add("requests at once", [m.mean_running for m in metrics], "{:,.0f}".format, _signed)
+    add("preemptions", [m.preemptions for m in metrics], "{:,.0f}".format, _signed)
+    gaps = [report.gap for report in reports if report.gap is not None]
+    for part in PARTS:
+        if any(abs(gap.part_of_wall(part)) >= SMALL_FRAC for gap in gaps):
+            seconds = [gap.seconds[part] for gap in gaps]
+            add(TITLES[part], seconds, format_seconds, format_difference)
+        if part == BOUND[-1]:
+            best = [gap.practical_s for gap in gaps]
+            add("= practical optimum", best, format_seconds, format_difference)
+    add("= wall time", [gap.wall_s for gap in gaps], format_seconds, format_difference)
+    return table
 
 
-def _seconds(seconds: float) -> str:
-    text = format_seconds(abs(seconds))
-    return f"-{text}" if seconds < 0 and text != "0.00 s" else text
+def _signed(count: float) -> str:
+    return f"{count:+,.0f}" if round(count) else "0"
+
+
+def _points(frac: float) -> str:
+    """Of a difference of shares."""
+    return f"{100 * frac:+z.1f} points"

@@ -7,7 +7,6 @@ from rich.live import Live
 from rich.text import Text
 
 from blendrun.cli.plan_table import console
-from blendrun.report.remedies import advice, finding
 from blendrun.report.report import make_report
 from blendrun.report.status import read_status
 from blendrun.units import format_seconds
@@ -41,9 +40,6 @@ def _look(run: Path) -> str:
     if status.time_left_s is not None:
         lines[0] += f", {format_seconds(status.time_left_s)} left"
     if status.attempts:
-        explained = make_report(run).explained
-        if explained is not None:
-            lines.append(finding(explained.facts))
-            if advised := advice(explained.facts):
-                lines.append(advised)
+        report = make_report(run)
+        lines += filter(None, (report.finding, report.advice))
     return "\n".join(lines)

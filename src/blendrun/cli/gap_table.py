@@ -4,19 +4,16 @@ from rich.console import Console
 from rich.table import Table
 
 from blendrun.report.gap import BOUND, PARTS, UNEXPLAINED, Gap
-from blendrun.report.remedies import SMALL_FRAC, TITLES, Facts, advice, finding, sentence
+from blendrun.report.remedies import OPTIMUM, SMALL_FRAC, TITLES, Facts, sentence
 from blendrun.units import count_of, format_seconds
 
 
 def print_gap(out: Console, facts: Facts) -> None:
-    out.print(finding(facts), markup=False)
-    if advised := advice(facts):
-        out.print(advised, markup=False)
     out.print()
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column("where the time went", no_wrap=True)
     table.add_column("seconds", justify="right", no_wrap=True)
-    table.add_column("of it", justify="right", no_wrap=True)
+    table.add_column("share", justify="right", no_wrap=True)
     table.add_column("why, and what to change")
     gap = facts.gap
     small = [part for part in PARTS if abs(gap.part_of_wall(part)) < SMALL_FRAC]
@@ -30,8 +27,7 @@ def print_gap(out: Console, facts: Facts) -> None:
         if part not in small:
             table.add_row(*_cells(TITLES[part], gap.seconds[part], gap), sentence(part, facts))
         if part == BOUND[-1]:
-            share = f"{gap.practical_s / gap.wall_s:.1%} of the wall time" if gap.wall_s else ""
-            table.add_row(*_cells("= practical optimum", gap.practical_s, gap), share)
+            table.add_row(*_cells("= practical optimum", gap.practical_s, gap), OPTIMUM)
     table.add_row(*_cells("= wall time", gap.wall_s, gap), "")
     out.print(table)
     out.print()
@@ -39,5 +35,4 @@ def print_gap(out: Console, facts: Facts) -> None:
 
 def _cells(title: str, seconds: float, gap: Gap) -> tuple[str, str, str]:
     frac = seconds / gap.wall_s if gap.wall_s else 0.0
-    text = format_seconds(seconds) if seconds >= 0 else f"-{format_seconds(-seconds)}"
-    return title, text.replace("-0.00 s", "0.00 s"), f"{frac:.1%}".replace("-0.0%", "0.0%")
+    return title, format_seconds(seconds), f"{frac:z.1%}"

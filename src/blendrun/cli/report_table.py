@@ -8,7 +8,7 @@ from rich.table import Table
 from blendrun.cli.gap_table import print_gap
 from blendrun.cli.plan_table import console, figures
 from blendrun.report.report import Report, report_json
-from blendrun.units import format_bytes, format_count, format_seconds
+from blendrun.units import count_of, format_bytes, format_count, format_seconds, format_share
 
 
 def print_report(report: Report, folder: Path) -> None:
@@ -20,6 +20,9 @@ def print_report(report: Report, folder: Path) -> None:
         state = f"simulated on {environment['hardware']['name']}, {state}"
     about = f"{report.plan.model.name}, policy {policy}, {state}"
     out.print(f"{report.run_dir}: {about}", markup=False)
+    out.print(report.finding, markup=False)
+    if report.advice:
+        out.print(report.advice, markup=False)
     if report.explained:
         print_gap(out, report.explained.facts)
     out.print(figures([*_speed(report), *_sharing(report), *_optimum(report)]))
@@ -43,23 +46,34 @@ def _speed(report: Report) -> list[tuple[str, str]]:
         "other": m.other_s,
     }
     split = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts.items())
-    attempts = f"{m.attempts} attempt{'' if m.attempts == 1 else 's'}"
-    errors = m.error_rows + counts.rejected
-    return [
-        ("rows answered", f"{m.answered_rows:,}  of {counts.rows:,}, {errors:,} error rows"),
-        (
-            "wall time",
-            f"{format_seconds(m.wall_s)}  {attempts}, loading {format_seconds(m.load_s)}",
-        ),
+    generation = [
         ("generation", f"{format_seconds(m.generate_s)}  {split}"),
         (
             "  outside kernels",
             f"{m.outside_frac:.1%}  scheduling {format_seconds(m.schedule_s)}, sampling "
             f"{format_seconds(m.sample_s)}, writing and other {format_seconds(m.other_s)}",
         ),
+    ]
+    if report.manifest.environment.get("simulated") or not m.steps:
+        generation = []  # virtual time is that of the model, and all of the wall time
+    errors = m.error_rows + counts.rejected
+    return [
+        (
+            "rows answered",
+            f"{m.answered_rows:,}  of {counts.rows:,}, {count_of(errors, 'error row')}",
+        ),
+        (
+            "wall time",
+            f"{format_seconds(m.wall_s)}  {count_of(m.attempts, 'attempt')}, "
+            f"loading {format_seconds(m.load_s)}",
+        ),
+        *generation,
         *_memory(report),
-        ("input tokens/s", f"{m.input_tokens_per_s:,.0f}  {format_count(m.prompt_tokens)}"),
-        ("output tokens/s", f"{m.output_tokens_per_s:,.0f}  {format_count(m.output_tokens)}"),
+        ("input tokens/s", f"{m.input_tokens_per_s:,.0f}  {format_count(m.prompt_tokens)} in all"),
+        (
+            "output tokens/s",
+            f"{m.output_tokens_per_s:,.0f}  {format_count(m.output_tokens)} in all",
+        ),
         ("total tokens/s", f"{m.total_tokens_per_s:,.0f}"),
     ]
 
@@ -82,7 +96,7 @@ def _sharing(report: Report) -> list[tuple[str, str]]:
     computed, unique = m.computed_prompt_tokens, counts.unique_prompt_tokens
     return [
         ("sharing achieved", f"{m.sharing_frac:.1%}  possible {counts.sharing_possible:.1%}"),
-        ("prompt tokens computed", f"{format_count(computed)}  unique {format_count(unique)}"),
+        ("prompt tokens computed", f"{format_count(computed)}  at least {format_count(unique)}"),
         ("preemptions", f"{m.preemptions:,}"),
         ("recomputed tokens", f"{m.recomputed_tokens:,}  after preemption"),
         ("requests at once", f"{m.mean_running:,.0f}  on average"),
@@ -97,14 +111,14 @@ def _optimum(report: Report) -> list[tuple[str, str]]:
     fracs = (report.ideal_frac, report.practical_frac, report.once_practical_frac)
     if best is None or None in fracs:
         return [predicted]
-    ideal, practical, once = (f"{frac:.0%}" for frac in fracs)
+    ideal, practical, once = (format_share(frac or 0.0) for frac in fracs)
     shared_s, memory_s = format_seconds(best.shared_compute_s), format_seconds(best.memory_s)
     once_s, once_practical_s = map(format_seconds, (best.once_memory_s, best.once_practical_s))
     ideal_s, practical_s = format_seconds(best.ideal_s), format_seconds(best.practical_s)
     return [
         ("compute", f"{shared_s}  by the cost model, prefixes once"),
         ("memory", f"{memory_s}  KV reads; shared prefixes once a step: at least {once_s}"),
-        ("of ideal optimum", f"{ideal}  {ideal_s}"),
+        ("of ideal optimum", f"{ideal}  {ideal_s}; here of generation, not of the wall time"),
         ("of practical optimum", f"{practical}  {practical_s}"),
         ("  prefixes read once a step", f"{once}  {once_practical_s}"),
         predicted,

@@ -8,7 +8,7 @@ from blendrun.report.gap import PARTS
 from blendrun.report.remedies import TITLES
 from blendrun.report.report import Report
 from blendrun.schedule.plan_record import Plan
-from blendrun.units import format_seconds
+from blendrun.units import format_difference, format_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,7 @@ class Difference:
         part = self.largest
         if part is None:
             return text
-        sign = "+" if self.seconds[part] >= 0 else "−"
-        return f"{text}, most by {TITLES[part]} ({sign}{format_seconds(abs(self.seconds[part]))})"
+        return f"{text}, most by {TITLES[part]} ({format_difference(self.seconds[part])})"
 
 
 def differences(reports: Sequence[Report]) -> list[Difference]:

@@ -192,6 +192,7 @@ def _clock(steps: PricedSteps, attempts: Sequence[Attempt], num_ranks: int) -> d
     wall_s = load_s = files_s = waiting_s = 0.0
     for number, attempt in enumerate(attempts):
         lanes = [lane for lane in steps.lanes if lane.attempt == number]
+        begins = [float(steps.start_s[lane.steps].min()) for lane in lanes]
         ends = [float(steps.end_s[lane.steps].max()) for lane in lanes]
         elapsed_s = max(ends, default=0.0)
         loaded_s = attempt.load_s or 0.0
@@ -199,9 +200,10 @@ def _clock(steps: PricedSteps, attempts: Sequence[Attempt], num_ranks: int) -> d
         whole_s = max(attempt.wall_s or 0.0, loaded_s + elapsed_s)
         wall_s, load_s = wall_s + whole_s, load_s + loaded_s
         files_s += whole_s - loaded_s - elapsed_s
-        for lane, end_s in zip(lanes, ends, strict=True):
-            files_s += (end_s - float(steps.step_s[lane.steps].sum())) / num_ranks
-            waiting_s += (elapsed_s - end_s) / num_ranks
+        for lane, begin_s, end_s in zip(lanes, begins, ends, strict=True):
+            late_s = begin_s - min(begins)
+            files_s += (end_s - late_s - float(steps.step_s[lane.steps].sum())) / num_ranks
+            waiting_s += (late_s + elapsed_s - end_s) / num_ranks
         waiting_s += (num_ranks - len(lanes)) * elapsed_s / num_ranks  # ranks without work
     return {"wall": wall_s, "loading": load_s, "files": files_s, "rank_imbalance": waiting_s}
 

@@ -1,5 +1,6 @@
 """A run's report as one self-contained HTML page, for a colleague."""
 
+import re
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,12 @@ from blendrun.data.disk import atomic_file
 from blendrun.report import pictures
 from blendrun.report.gap import BOUND, PARTS, UNEXPLAINED, Gap
 from blendrun.report.picture import Picture
-from blendrun.report.remedies import SMALL_FRAC, TITLES, advice, finding
+from blendrun.report.remedies import OPTIMUM, SMALL_FRAC, TITLES
 from blendrun.report.report import Report
 from blendrun.report.requests_seen import RequestsSeen, requests_seen
 from blendrun.report.spans import spans
 from blendrun.schedule.run_plan import plan_of_run
-from blendrun.units import format_count, format_seconds
+from blendrun.units import count_of, format_count, format_seconds
 
 PAGE = "report.html"
 
@@ -31,21 +32,25 @@ def save_page(report: Report, folder: Path) -> Path:
 def report_page(report: Report) -> str:
     """The text of the page."""
     folder = files("blendrun.report")
-    explained = report.explained
     seen = None
     if report.optimum and not report.plan.windows:
         _, path, _ = plan_of_run(report.run_dir)
         seen = requests_seen(path, report.run_dir)
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    template.filters |= {"seconds": _seconds, "count": format_count}
+    template.filters |= {
+        "seconds": _seconds,
+        "count": format_count,
+        "count_of": count_of,
+        "typeset": _typeset,
+    }
     environment = report.manifest.environment
     return template.from_string(folder.joinpath("page.html").read_text()).render(
         css=folder.joinpath("page.css").read_text(),
         report=report,
         m=report.metrics,
         plan=report.plan,
-        finding=finding(explained.facts) if explained else "Nothing ran yet",
-        advice=advice(explained.facts) if explained else "",
+        finding=report.finding,
+        advice=report.advice,
         hardware=environment.get("hardware", {}).get("name", report.plan.hardware),
         policy=environment.get("policy", report.plan.policy),
         simulated=bool(environment.get("simulated")),
@@ -85,7 +90,7 @@ def _gap_rows(report: Report) -> list[dict[str, Any]]:
                 {
                     "title": "= practical optimum", "kind": "total", "seconds": at_s,
                     "frac": at_s / gap.wall_s, "left": 0.0, "width": max(at_s, 0.0) / scale_s,
-                    "sentence": "what this machine could do at best with this job",
+                    "sentence": OPTIMUM,
                     "is_small": False, "is_largest": False,
                 }
             )  # fmt: skip
@@ -121,5 +126,9 @@ def _pictures(report: Report, seen: RequestsSeen | None) -> list[Picture]:
 
 
 def _seconds(seconds: float) -> str:
-    text = format_seconds(abs(seconds))
-    return f"−{text}" if seconds < 0 and text != "0.00 s" else text
+    return _typeset(format_seconds(seconds).replace("-", "−"))
+
+
+def _typeset(text: str) -> str:
+    """No line breaks between a number and its unit."""
+    return re.sub(r"(?<=\d) (?=(?:s|min|h|days)\b)", "\N{NO-BREAK SPACE}", text)

@@ -33,10 +33,10 @@ class Picture:
 
 
 def picture(
-    name: str, title: str, note: str, draw: Callable[[Figure], None], height: float = 3.0
+    name: str, title: str, note: str, draw: Callable[[Figure], None], height: float = 2.7
 ) -> Picture:
     with rc_context(STYLE):
-        figure = Figure(figsize=(7.2, height), layout="constrained")
+        figure = Figure(figsize=(6, height), layout="constrained")
         draw(figure)
     return Picture(name, title, themed_svg(figure, name, html.escape(title)), note)
 

@@ -15,12 +15,12 @@ from blendrun.report.picture import (
     time_axis,
     time_ticks,
 )
-from blendrun.report.priced_steps import PricedSteps
+from blendrun.report.priced_steps import Lane, PricedSteps
 from blendrun.report.remedies import Facts
 from blendrun.report.spans import Spans, attempt_starts
 from blendrun.report.themed_svg import SERIES, SOFT
 from blendrun.tree.annotate import Float64
-from blendrun.units import GIGA, TERA, count_of, format_seconds
+from blendrun.units import GIGA, TERA, count_of, format_seconds, format_share
 
 _BLUE, _ORANGE, _GREEN, _RED, _SKY = SERIES
 
@@ -28,7 +28,7 @@ _BLUE, _ORANGE, _GREEN, _RED, _SKY = SERIES
 def use_over_time(over: Spans, facts: Facts) -> Picture:
     """Compute above, KV reads below, each as a share of the time."""
     compute, reads = float(over.compute_frac.mean()), float(over.read_frac.mean())
-    title = f"Compute was busy {compute:.0%} of the time, KV reads {reads:.0%}"
+    title = f"Compute was busy {format_share(compute)} of the time, KV reads {format_share(reads)}"
     if compute > 1.005:  # no machine is busy for longer than the time there is
         title = (
             f"Compute was faster than the hardware profile says: priced at {compute:.0%} of the "
@@ -42,7 +42,7 @@ def use_over_time(over: Spans, facts: Facts) -> Picture:
     note += (
         "The two can be busy at the same time on this machine."
         if facts.cost.hardware.overlaps
-        else "They take turns on this machine: together they fill 100 % where nothing else is done."
+        else "They take turns on this machine: together they fill 100% where nothing else is done."
     )
 
     def draw(figure: Figure) -> None:
@@ -58,7 +58,7 @@ def use_over_time(over: Spans, facts: Facts) -> Picture:
             axes.set_ylabel(f"{name}\nbusy")
         time_axis(lower, over)
 
-    return picture("use", title, note, draw, height=3.6)
+    return picture("use", title, note, draw, height=3.2)
 
 
 def requests_over_time(over: Spans, steps: PricedSteps) -> Picture:
@@ -85,14 +85,16 @@ def requests_over_time(over: Spans, steps: PricedSteps) -> Picture:
         lower.set_ylabel("KV pages\nin use")
         time_axis(lower, over)
 
-    return picture("requests", title, note, draw, height=4.4)
+    return picture("requests", title, note, draw, height=3.9)
 
 
 def tokens_over_time(over: Spans, facts: Facts) -> Picture:
     metrics = facts.metrics
     share = metrics.prefill_tokens / max(metrics.prefill_tokens + metrics.decode_tokens, 1)
     per_step = (metrics.prefill_tokens + metrics.decode_tokens) / max(metrics.steps, 1)
-    title = f"A step had {per_step:,.0f} tokens on average, {share:.0%} of them of prompts"
+    title = (
+        f"A step had {per_step:,.0f} tokens on average, {format_share(share)} of them of prompts"
+    )
     note = "Mean tokens of the steps in each span of time, stacked."
 
     def draw(figure: Figure) -> None:
@@ -121,7 +123,7 @@ def roofline(steps: PricedSteps, facts: Facts) -> Picture:
     kept = (flops > 0) & (seconds > 0)
     x, y = (flops / read)[kept], (flops[kept] / seconds[kept])
     at_peak = float(flops.sum() / seconds.sum() / peak) if seconds.sum() else 0.0
-    title = f"Steps reached {at_peak:.0%} of the machine's arithmetic on average"
+    title = f"Steps reached {format_share(at_peak)} of the machine's arithmetic on average"
     note = (
         "Each dot stands for steps with about this many FLOP per byte of weights and KV; its size "
         "is their share of the time. Left of the corner of the line reading limits, right of it "
@@ -163,7 +165,7 @@ def output_lengths(expected: Float64, true: Float64) -> Picture:
     within = float(np.mean((expected <= 2 * true) & (true <= 2 * expected)))
     title = (
         f"Expected outputs were {ratio:.2f} times the true ones; "
-        f"{within:.0%} of requests within a factor of 2"
+        f"{format_share(within)} of requests within a factor of 2"
     )
     note = (
         "Each dot stands for requests; its size is their number. On the line, the plan expected "
@@ -189,17 +191,18 @@ def rank_chart(steps: PricedSteps, gap: Gap) -> Picture:
     """Ranks, or attempts, as bars over the clock."""
     begin = attempt_starts(steps)
     lanes = steps.lanes
-    ends = [float(steps.end_s[lane.steps].max()) for lane in lanes]
-    names = [f"rank {lane.rank}" for lane in lanes]
-    if len(begin) > 1:
-        names = [f"attempt {lane.attempt + 1}, {n}" for lane, n in zip(lanes, names, strict=True)]
-    slowest = int(np.argmax(ends))
-    title = f"{names[slowest].capitalize()} ran longest; ranks ended within " + format_seconds(
-        max(ends) - min(ends)
+    ranks = len({lane.rank for lane in lanes})
+    names = [_lane_name(lane, ranks > 1, len(begin) > 1) for lane in lanes]
+    title = f"The run took {count_of(len(begin), 'attempt')}"
+    if len(begin) == 1:
+        ends = [float(steps.end_s[lane.steps].max()) for lane in lanes]
+        late_s = format_seconds(max(ends) - min(ends))
+        first, last = names[int(np.argmin(ends))], names[int(np.argmax(ends))]
+        title = f"{last.capitalize()} ended last, {late_s} after {first}, which ended first"
+    note = (
+        "From the first step of each to its last. In the ramp-up fewer requests run than on "
+        "average; in the tail no more come in."
     )
-    if len({lane.rank for lane in lanes}) == 1:
-        title = f"The run took {count_of(len(begin), 'attempt')}"
-    note = "From the first step of each to its last; ramp-up and tail as docs/report.md has them."
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
@@ -222,4 +225,13 @@ def rank_chart(steps: PricedSteps, gap: Gap) -> Picture:
             axes.barh(0, 0, color=colours[kind], label=name)
         legend(axes)
 
-    return picture("ranks", title, note, draw, height=min(1.4 + 0.35 * len(lanes), 9))
+    return picture("ranks", title, note, draw, height=min(1.2 + 0.3 * len(lanes), 9))
+
+
+def _lane_name(lane: Lane, of_ranks: bool, of_attempts: bool) -> str:
+    names = []
+    if of_attempts:
+        names.append(f"attempt {lane.attempt + 1}")
+    if of_ranks:
+        names.append(f"rank {lane.rank}")
+    return ", ".join(names)

@@ -8,7 +8,7 @@ from blendrun.report.gap import UNEXPLAINED, Gap, Work
 from blendrun.report.held_back import Held
 from blendrun.report.metrics import RunMetrics
 from blendrun.report.rank_pace import RankPace
-from blendrun.units import count_of, format_count, format_seconds
+from blendrun.units import count_of, format_count, format_seconds, format_share
 
 TITLES: Mapping[str, str] = {
     "ideal": "ideal optimum",
@@ -32,8 +32,7 @@ TITLES: Mapping[str, str] = {
     "rank_imbalance": "imbalance of ranks",
     UNEXPLAINED: "unexplained",
 }
-
-
+OPTIMUM = "what this machine could do at best with this job"
 SMALL_FRAC = 5e-4  # of the wall time: parts below it share a line, and need no remedy
 _ROOMY_FRAC = 0.9  # of the KV pages: while fewer are in use, nothing is dropped for lack of them
 
@@ -73,7 +72,7 @@ def finding(facts: Facts) -> str:
     most = f"; largest cost: {TITLES[part]}, {gap.part_of_wall(part):.0%}" if part else ""
     if facts.work is None:
         return f"{format_seconds(gap.wall_s)} so far, not complete{most}"
-    share = f"{gap.practical_s / gap.wall_s:.0%} of the practical optimum"
+    share = f"{format_share(gap.practical_s / gap.wall_s)} of the practical optimum"
     return f"{format_seconds(gap.wall_s)}, {share}{most}"
 
 
@@ -148,7 +147,7 @@ def _small_steps(f: Facts) -> str:
 
 
 _LARGER_STEPS: Mapping[Held, str] = {
-    Held.NOTHING: "no more requests were there",
+    Held.NOTHING: "no other request was waiting",
     Held.MAX_SEQS: "raise --max-seqs",
     Held.CHUNK: "raise --chunk-size",
     Held.PAGES: "give more KV memory (--kv-memory)",
@@ -193,7 +192,10 @@ def _rank_imbalance(f: Facts) -> str:
             f"rank {f.pace.slowest} takes {f.pace.factor:.1f} times as long as the fastest rank "
             "for the same work: look for what slows its device"
         )
-    return "ranks that wait for the one that ends last: fewer ranks, or longest answers first"
+    return (
+        "ranks that begin later than the first, or wait for the one that ends last: fewer ranks, "
+        "or longest answers first"
+    )
 
 
 def _unexplained(f: Facts) -> str:

@@ -17,6 +17,7 @@ from blendrun.report.bounds import run_optimum
 from blendrun.report.explained import Explained, explain_run
 from blendrun.report.gap import Gap
 from blendrun.report.metrics import RunMetrics, read_metrics
+from blendrun.report.remedies import advice, finding
 from blendrun.report.timeline import timeline
 from blendrun.schedule.plan_file import read_plan, window_paths
 from blendrun.schedule.plan_record import Plan
@@ -61,6 +62,21 @@ class Report:
     def gap(self) -> Gap | None:
         """Where the wall time went."""
         return self.explained.facts.gap if self.explained else None
+
+    @property
+    def finding(self) -> str:
+        """How far from the optimum, and what cost most; or why there is nothing to tell."""
+        if self.explained:
+            return finding(self.explained.facts)
+        if not self.manifest.is_complete:
+            return "nothing ran yet"
+        why = "there are error rows only" if self.plan.counts.rows else "the input has no rows"
+        return f"nothing ran: {why}"
+
+    @property
+    def advice(self) -> str:
+        """What to do about the largest part; empty where there is none."""
+        return advice(self.explained.facts) if self.explained else ""
 
     @property
     def ideal_frac(self) -> float | None:
