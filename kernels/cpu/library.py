@@ -19,7 +19,8 @@ from blendrun.kernels.cpu import build
 Backend = Literal["cpp", "torch"]
 BACKEND_VARIABLE = "BLENDRUN_CPU_KERNELS"
 FOLDER = Path(__file__).parent
-NOUNS = ("argmax", "calls", "linear", "rms_norm", "rotary", "silu_mul")  # attention has a binding of its own
+# attention has a binding of its own
+NOUNS = ("argmax", "calls", "linear", "rms_norm", "rotary", "silu_mul")
 SUFFIX = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
