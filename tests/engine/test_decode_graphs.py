@@ -10,7 +10,6 @@ from blendrun.data.manifest import read_manifest
 from blendrun.engine.cuda_graphs import CudaGraphMaker
 from blendrun.engine.decode_graphs import BUCKETS, DecodeGraphs, scratch_pages
 from blendrun.engine.graphs import Capture, choose_graphs
-from blendrun.engine.step_inputs import StepInputs
 from blendrun.engine.weights import random_weights
 from blendrun.errors import InputError
 from blendrun.kernels.flashinfer import attention, static_decodes
@@ -108,9 +107,9 @@ def _stale_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 def _stale_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     right = DecodeGraphs._fill
 
-    def wrong(self: Any, bucket: Any, step: StepInputs) -> bool:
+    def wrong(self: Any, bucket: Any, *of_step: Any) -> bool:
         before = bucket.token_ids.clone()
-        fits = right(self, bucket, step)
+        fits = right(self, bucket, *of_step)
         if bucket.is_warm:
             bucket.token_ids.copy_(before)
         return fits
