@@ -80,3 +80,13 @@ def test_a_stratum_is_learned_where_others_have_seen_most_outputs_end(
     run = after(learner([1000] * 20), 1)
     observed(run.batcher.state, Outputs.of(after(learner(others), 20).batcher.state))
     assert run.batcher.state.lengths.strata["told"].tolist() == [is_enough]
+
+
+def test_outputs_that_ended_elsewhere_let_more_run_at_once():
+    run = after(learner([1000] * 60), 5)
+    before = int(run.batcher.state.counts["num_running"])
+    observed(run.batcher.state, Outputs.of(after(learner(ENDED), 20).batcher.state))
+    after(run, 5)
+    # the worst case does not fit: 16, and two for each of the eight that ended
+    assert before < 25
+    assert run.batcher.state.counts["num_running"] == 32

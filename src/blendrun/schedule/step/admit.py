@@ -72,13 +72,14 @@ def has_room(state: State, request: int, cached: int, is_right: bool, force: boo
 def is_slow(state: State, request: int) -> bool:
     """Whether as many of its stratum run as the outputs that have ended can vouch for.
 
-    Where all that run could use all of their `max_output`, nothing has to be vouched for.
+    Those of other batchers tell as much of lengths as its own. Where all that run could use all of
+    their `max_output`, nothing has to be vouched for.
     """
     stratum, limits = state.requests[request].stratum, state.limits
     if stratum == UNLEARNED:
         return False
     row = state.lengths.strata[stratum]
-    if row.running < _SLOW_START + 2 * row.finished:
+    if row.running < _SLOW_START + 2 * (row.finished + row.elsewhere):
         return False
     worst = state.counts.worst_tokens + worst_own_tokens(state, request)
     return worst > limits.num_pages * limits.page_size

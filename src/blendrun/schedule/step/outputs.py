@@ -62,4 +62,4 @@ def observed(state: State, elsewhere: Outputs) -> None:
     lengths.elsewhere.ravel()[elsewhere.place] = elsewhere.ended
     lengths.running_elsewhere.ravel()[elsewhere.place] = elsewhere.running
     ended, running = lengths.elsewhere.sum(axis=1), lengths.running_elsewhere.sum(axis=1)
-    lengths.strata["told"] = vouches(ended, running)
+    lengths.strata["elsewhere"], lengths.strata["told"] = ended, vouches(ended, running)

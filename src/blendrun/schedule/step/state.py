@@ -87,7 +87,8 @@ STRATUM = np.dtype(
         ("running", np.int64),
         ("finished", np.int64),
         ("total", np.int64),
-        ("told", np.bool_),  # enough has ended in other batchers to go by
+        ("elsewhere", np.int64),  # outputs that have ended in other batchers, …
+        ("told", np.bool_),  # … and whether these are enough to go by
         ("mean_len", np.float64),  # output tokens, …
         ("square_len", np.float64),  # … and their square, expected of a request that has not begun
         ("listed_mean", np.float64),  # as of the last division into left and right
