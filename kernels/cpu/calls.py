@@ -23,7 +23,7 @@ class Call(NamedTuple):
 
     noun: str  # of its library
     function: str
-    argument: np.ndarray  # a structure, of no dims; must not move
+    argument: np.ndarray  # [1], a structure; must not move
     is_timed: bool
 
 

@@ -23,9 +23,14 @@ class Deadline:
         """A step took so long, and so may the next."""
         self._long_step_s = max(step_s, _FORGET * self._long_step_s)
 
-    def check(self) -> None:
-        """Raises TimeLimitError where no further step may begin."""
-        if self._limit_s is not None and time.monotonic() + self._long_step_s >= self._stop_at:
+    def check(self, num_steps: int = 1) -> None:
+        """Raises TimeLimitError where no further step may begin.
+
+        `num_steps`: those in flight, and the one that is to begin.
+        """
+        if self._limit_s is None:
+            return
+        if time.monotonic() + num_steps * self._long_step_s >= self._stop_at:
             raise TimeLimitError(
                 f"stopped at the time limit of {format_seconds(self._limit_s)}",
                 "what is finished is saved; the same command continues",

@@ -1,4 +1,4 @@
-"""Steps of a device: launched, and over some time later or at once."""
+"""Who runs a step: at once, or launched and over some time later; and which of the two it is."""
 
 from typing import Literal, Protocol, TypeVar
 

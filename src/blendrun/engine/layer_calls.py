@@ -34,7 +34,8 @@ class LayerCalls:
         """`fits` has said yes; caches with leading dims [num_layers, num_pages]."""
         config, layers = decoder.config, decoder.weights.layers
         self._config, self._dtype = config, decoder.dtype
-        self._kept: list[Tensor] = []  # C++ has their pointers
+        self._weights, self._caches = decoder.weights, (k_cache, v_cache)  # C++ has their pointers
+        self._biases: list[Tensor] = []  # likewise
         num_layers = len(layers)
         self._products = np.zeros((num_layers, 4), np.dtype(LinearCall))
         self._rotary = np.zeros(num_layers, np.dtype(RotaryCall))
@@ -104,7 +105,7 @@ class LayerCalls:
         gate_up_bias = mlp.gate_up_bias
         if gate_up_bias is not None:
             gate_up_bias = linear.gated_bias(gate_up_bias, mlp.gate_up)
-            self._kept.append(gate_up_bias)
+            self._biases.append(gate_up_bias)
         for place, panels, bias in (
             (_QKV, layer.qkv, layer.qkv_bias),
             (_OUT, layer.out, layer.out_bias),

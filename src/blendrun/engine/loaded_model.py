@@ -15,6 +15,7 @@ from blendrun.engine.decoder import Decoder
 from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.deterministic import check_deterministic
 from blendrun.engine.kv_dtypes import KV_DTYPES
+from blendrun.engine.launcher import choose_schedule
 from blendrun.engine.paged_attention import PagedAttention
 from blendrun.engine.rank_memory import least_free_bytes
 from blendrun.engine.row_blocks import ROW_BLOCK
@@ -60,6 +61,7 @@ class LoadedModel:
         config = DecoderConfig.from_hf(files.config)
         if compute is None:
             compute = checked_compute(config, settings, place)
+        choose_schedule(settings.schedule, compute.device.type, group.shard.size)  # or refuse now
         decoder = load_decoder(files.folder, config, settings, compute, group)
         marks = ReasoningMarks.from_folder(files.folder)
         detokenizer = Detokenizer.from_folder(

@@ -31,7 +31,8 @@ class Logprobs(NamedTuple):
     def arrived(cls, arrival: Arrival) -> "Logprobs":
         """Of `LogprobTensors`; waits for them."""
         chosen, top_ids, top = arrival.wait()
-        return cls(chosen, top_ids.astype(np.int32), top)
+        # answers keep rows of it: not in memory that a device copies into
+        return cls(chosen, top_ids.astype(np.int32), top.copy())
 
 
 class LogprobTensors(NamedTuple):

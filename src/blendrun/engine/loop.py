@@ -116,12 +116,15 @@ class RunLoop:
         )
 
     def run(self) -> None:
-        """Run to the end; whatever stops it, what was made is saved first."""
+        """Run to the end; whatever stops it, what was made is saved first.
+
+        An interrupt or an error leaves a step in flight behind; its tokens are made again.
+        """
         gc.freeze()  # the model and the plan, which the collector would go through again and again
         try:
             self._deadline.check()
             while self._goes_on(self._step()):
-                self._deadline.check()
+                self._deadline.check(self._steps.num_in_flight + 1)
             self._steps.land()
         except TimeLimitError:
             self._steps.land()  # there is time for what runs

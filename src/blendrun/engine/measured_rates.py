@@ -82,7 +82,10 @@ class Alternatives:
 
 
 def products(weights: Sequence[Alternatives], tokens: int) -> Callable[[], None]:
-    """The matrix products with `weights` for a step over `tokens` tokens."""
+    """The matrix products with `weights` for a step over `tokens` tokens, as a rank makes them.
+
+    One that is alone: those of a tensor-parallel group call each product by itself.
+    """
     calls = [
         (weight, num_rows)
         for group in weights

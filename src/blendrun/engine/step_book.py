@@ -1,7 +1,8 @@
 """The record of each step: what it did, what the cost model gives it, how long it took.
 
 A step begins when the one before it was seen to be over, or, where nothing was in flight, when it
-was decided; it ends when it is seen to be over. What its kernels leave of that time is scheduling.
+was decided; it ends when it is seen to be over. What its kernels leave of that time is scheduling;
+where a step was seen late, kernels of the next ran in its time, and are taken off the next one's.
 """
 
 from typing import NamedTuple
@@ -40,6 +41,7 @@ class StepBook:
         self._cost, self._num_pages = cost, num_pages
         self._attempt, self._rank, self._begin_s = attempt, rank, begin_s
         self._seen_s = begin_s  # when the last step was seen to be over
+        self._owed_s = 0.0  # kernels that ran in the time of steps before their own
         self.log = StepLog()
         self.stepped_s = self.expected_s = 0.0  # that all steps took, and should have
 
@@ -69,6 +71,8 @@ class StepBook:
         step_s = max(seen_s - begin_s, 0.0)
         counts = result.counts or entry.counts
         kernels_s = result.attention_s + result.model_s + result.sample_s
+        left_s = step_s - kernels_s - self._owed_s
+        self._owed_s = max(-left_s, 0.0)
         self.log.add(
             StepRecord(
                 attempt=self._attempt,
@@ -91,7 +95,7 @@ class StepBook:
                 predicted_compute_s=entry.predicted.compute_s,
                 predicted_memory_s=entry.predicted.memory_s,
                 decide_s=entry.decide_s,
-                schedule_s=max(step_s - kernels_s, 0.0),
+                schedule_s=max(left_s, 0.0),
                 attention_s=result.attention_s,
                 model_s=result.model_s,
                 sample_s=result.sample_s,

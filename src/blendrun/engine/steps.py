@@ -87,6 +87,11 @@ class Steps:
         self._flight: _Flight | None = None
         self.output_tokens = 0
 
+    @property
+    def num_in_flight(self) -> int:
+        """Steps whose tokens were not taken yet."""
+        return int(self._flight is not None)
+
     def step(self) -> bool:
         """Launch the next step. False: there is none, and none is in flight."""
         if self._flight is not None and self._batcher.lacks_pages:
@@ -122,7 +127,7 @@ class Steps:
             batcher.num_waiting,
             batcher.idle_pages,
         )
-        if flight.step.is_there():
+        if flight.step.is_there():  # the commit after a step in turn is part of it, too
             flight.seen_s = time.monotonic()
         if flight.result is not None:
             self._note(flight)

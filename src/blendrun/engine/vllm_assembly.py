@@ -37,6 +37,7 @@ from blendrun.engine.vllm_logprobs import VllmScores
 from blendrun.engine.vllm_params import ParamsFactory, can_continue
 from blendrun.schedule.plan_file import REQUESTS_FILE, sidecar_folder, window_paths
 from blendrun.schedule.plan_record import Plan
+from blendrun.schedule.step_job import steering
 from blendrun.tree.prefix_tree import Int32
 from blendrun.units import format_bytes
 
@@ -101,19 +102,23 @@ def vllm_options(
 ) -> VllmOptions:
     """What vLLM is started with, as one of `near` ranks of this machine."""
     tp, element_bytes = settings.tp or 1, _ELEMENT_BYTES[settings.dtype]
+    shape = ModelShape.from_hf_config(files.config, plan.model.name)
     kv_bytes = settings.kv_memory
     if kv_bytes is None and _is_on_cpu():
-        shape = ModelShape.from_hf_config(files.config, plan.model.name)
         token_bytes = shape.kv_bytes_per_token(tp, element_bytes)
         needed = size.total + 2 * _LARGEST_BLOCK * (size.requests + 1)
         kv_bytes = min(needed * token_bytes, kv_memory.free_bytes(near * tp))
     default_page = ExecuteSettings().page_size
+    cost = _cost(plan, settings, shape, near)
+    how = steering(plan.admission, plan.settings["budget"], cost, True)
+    # decodes come on top of a chunk where compute and reads are kept in proportion
+    decodes = settings.max_seqs if how.budget == "ratio" else 0
     return VllmOptions(
         dtype=settings.dtype,
         tp=tp,
         max_len=min(size.max_len, files.max_position),
         max_seqs=settings.max_seqs,
-        max_step_tokens=settings.chunk_size,
+        max_step_tokens=settings.chunk_size + decodes,
         prefix_cache=settings.prefix_cache,
         kv_bytes=kv_bytes,
         block_size=None if settings.page_size == default_page else settings.page_size,

@@ -151,7 +151,10 @@ class VllmBackend:
         """Keep vLLM to the budget of `batch`."""
         scheduler = self._vllm.scheduler
         if scheduler is not None and self._is_held:
-            scheduler.hold_to(int(batch.num_tokens.sum()))
+            new = batch.num_tokens[batch.num_decodes :]
+            # of a prompt that is cached to its end, vLLM computes the last block again
+            again = int((new == 1).sum()) * (self._vllm.block_size - 1)
+            scheduler.hold_to(int(batch.num_tokens.sum()) + again)
 
     def _let_go(self) -> None:
         """What is missing after a step, vLLM may compute as it likes."""
