@@ -72,5 +72,5 @@ def test_a_rank_that_stalls_is_the_largest_cost_of_a_real_run(checkpoint: Path, 
     largest = max((part for part in PARTS if part not in start), key=lambda part: seconds[part])
     assert largest == "rank_imbalance"
     pace, slow = explained.facts.pace, tiny_slow_rank.SLOW
-    assert (pace.slowest, pace.factor > 2) == (slow, True)
+    assert (pace.slowest, pace.factor > 1) == (slow, True)
     assert f"rank {slow} takes" in explained.sentence("rank_imbalance")
