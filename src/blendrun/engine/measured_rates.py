@@ -12,14 +12,14 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from blendrun.engine import measured_attention
+from blendrun.engine import measured_attention, stopwatch
 from blendrun.engine.decoder import Decoder
 from blendrun.engine.decoder_weights import ExpertWeights
 from blendrun.engine.measured_attention import AttentionRates, attention_call, measure_attention
 from blendrun.engine.measured_overlap import Together, measure_together
 from blendrun.engine.paged_attention import PagedAttention
 from blendrun.engine.products import is_panels, linear, shape_of
-from blendrun.engine.stopwatch import MEASURE_S, seconds_of, wait_for
+from blendrun.engine.stopwatch import seconds_of, wait_for
 from blendrun.kernels.cpu import linear as panels
 from blendrun.kernels.cpu.calls import can_run
 
@@ -139,5 +139,5 @@ def _flops(weights: Sequence[Alternatives], tokens: int) -> float:
     """FLOP/s of the products."""
     num_params = sum(group.num_params for group in weights)
     wait = wait_for(weights[0].weights[0].device)
-    spent_s = seconds_of(products(weights, tokens), wait, MEASURE_S / _ROUNDS)
+    spent_s = seconds_of(products(weights, tokens), wait, stopwatch.MEASURE_S / _ROUNDS)
     return 2 * tokens * num_params / spent_s

@@ -29,8 +29,11 @@ def seconds_of(
         while _batch_s(work, wait, number) < _BATCH_S and number < 1024:
             number *= 2
     seconds: list[float] = []
-    while len(seconds) < LEAST_CALLS or number * sum(seconds) < measure_s:
-        seconds.append(_batch_s(work, wait, number) / number)
+    spent_s = 0.0
+    while len(seconds) < LEAST_CALLS or spent_s < measure_s:
+        batch_s = _batch_s(work, wait, number)
+        spent_s += batch_s
+        seconds.append(batch_s / number)
     return statistics.median(seconds)
 
 
