@@ -22,13 +22,13 @@ from blendrun.engine.generations import Generations
 from blendrun.engine.graphs import choose_graphs
 from blendrun.engine.guides import Guides
 from blendrun.engine.kv_dtypes import KV_DTYPES
-from blendrun.engine.launcher import choose_schedule
 from blendrun.engine.loaded_model import DTYPES, LoadedModel
 from blendrun.engine.loop import Advance, Feed, RunLoop
 from blendrun.engine.overlap import choose_overlap
 from blendrun.engine.prefix_cache import PrefixCache
 from blendrun.engine.prompt_scores import PromptScores
 from blendrun.engine.requests import EngineRequests
+from blendrun.engine.schedule_choice import choose_schedule
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.engine.torch_backend import TorchBackend
 from blendrun.engine.twins import Twins, find_twins

@@ -1,12 +1,9 @@
-"""Who runs a step: at once, or launched and over some time later; and which of the two it is."""
+"""Who runs a step: at once, or launched and over some time later."""
 
-from typing import Literal, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from blendrun.engine.step_result import StepResult
-from blendrun.errors import InputError
 from blendrun.schedule.batch import Batch
-
-ScheduleMode = Literal["auto", "async", "sequential"]
 
 
 class Backend(Protocol):
@@ -59,23 +56,3 @@ class InTurn:
     def needs_tokens(self, batch: Batch) -> bool:
         del batch
         return True
-
-
-def choose_schedule(mode: ScheduleMode, device_type: str, tp: int) -> tuple[bool, str]:
-    """Whether steps are launched ahead of the tokens before them; and why, in one line.
-
-    Raises:
-        InputError: it is asked for and cannot be had.
-    """
-    if tp > 1:
-        if mode == "async":
-            raise InputError(
-                "--schedule async: tensor-parallel ranks are told each step with its tokens",
-                "leave it out",
-            )
-        return False, "tensor-parallel ranks are told each step with its tokens"
-    if mode != "auto":
-        return mode == "async", "it was asked for"
-    if device_type == "cpu":
-        return False, "a CPU does one thing at a time"
-    return True, "the CPU prepares a step while the device is at work on the one before"

@@ -15,10 +15,10 @@ from blendrun.engine.decoder import Decoder
 from blendrun.engine.decoder_config import DecoderConfig
 from blendrun.engine.deterministic import check_deterministic
 from blendrun.engine.kv_dtypes import KV_DTYPES
-from blendrun.engine.launcher import choose_schedule
 from blendrun.engine.paged_attention import PagedAttention
 from blendrun.engine.rank_memory import least_free_bytes
 from blendrun.engine.row_blocks import ROW_BLOCK
+from blendrun.engine.schedule_choice import choose_schedule
 from blendrun.engine.self_check import check_compute
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.engine.tensor_group import ALONE, TensorGroup

@@ -2,7 +2,7 @@
 
 import pytest
 
-from blendrun.engine.launcher import choose_schedule
+from blendrun.engine.schedule_choice import choose_schedule
 from blendrun.errors import InputError
 
 
