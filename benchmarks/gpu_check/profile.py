@@ -27,7 +27,7 @@ from gpu_check.options import CheckOptions
 from gpu_check.results import Findings
 
 FILE = "profile.toml"
-_JOB_S = 10.0  # about, of the short job that overheads are fitted to
+_JOB_S = 5.0  # about, of a run of the short job that overheads are fitted to
 
 
 def check(options: CheckOptions, findings: Findings) -> None:

@@ -25,7 +25,12 @@ from blendrun.engine.calibration import as_profile, measured_profile, with_overh
 from blendrun.engine.measured_attention import AttentionRates
 from blendrun.engine.measured_overlap import Together, measure_together
 from blendrun.engine.measured_rates import MeasuredRates
-from blendrun.engine.measured_steps import Overheads, fit_overheads, least_squares
+from blendrun.engine.measured_steps import (
+    Overheads,
+    fit_overheads,
+    least_squares,
+    quicker_steps,
+)
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.engine.step_log import STEP_SCHEMA
 from blendrun.schedule.step_job import steering
@@ -62,6 +67,24 @@ def test_costs_of_steps_tokens_and_outputs_are_told_apart():
     made = fit_overheads(table, NO_READS, COST)
     assert (made.step_s, made.token_s, made.output_s) == pytest.approx((2e-3, 3e-5, 4e-5))
     assert made.unclear == ()
+
+
+def test_a_run_that_is_disturbed_for_a_while_does_not_move_costs():
+    def disturbed(first: int) -> pa.Table:
+        """From step `first` on, 8 steps take twice as long."""
+        table = steps(lambda tokens, outputs: 2e-3 + 3e-5 * tokens + 4e-5 * outputs)
+        step_s = table["step_s"].to_numpy().copy()
+        step_s[first : first + 8] *= 2
+        place = table.column_names.index("step_s")
+        return table.set_column(place, "step_s", pa.array(step_s))
+
+    made = fit_overheads(quicker_steps([disturbed(5), disturbed(20)]), NO_READS, COST)
+    assert (made.step_s, made.token_s, made.output_s) == pytest.approx((2e-3, 3e-5, 4e-5))
+
+
+def test_runs_that_went_through_other_steps_all_count():
+    table = steps(lambda tokens, _: 2e-3 + 3e-5 * tokens)
+    assert quicker_steps([table, table.slice(1)]).num_rows == 79
 
 
 def test_no_cost_comes_out_below_zero_and_the_others_are_kept():
