@@ -20,7 +20,7 @@ Backend = Literal["cpp", "torch"]
 BACKEND_VARIABLE = "BLENDRUN_CPU_KERNELS"
 FOLDER = Path(__file__).parent
 # attention has a binding of its own
-NOUNS = ("argmax", "calls", "linear", "rms_norm", "rotary", "silu_mul")
+NOUNS = ("argmax", "calls", "linear", "rms_norm", "rotary", "screened_argmax", "silu_mul")
 SUFFIX = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 

@@ -1,8 +1,8 @@
 // Vectors of 32-bit lanes, as wide as the machine this is compiled for (-march=native).
 //
 // Everything is written with the vector extensions of GCC and Clang, so that one source serves
-// AVX-512, AVX2, SSE2 and NEON. The only intrinsics are of AVX-512: the two AVX512_BF16
-// instructions, and those that take a float apart and put it together.
+// AVX-512, AVX2, SSE2 and NEON. The only intrinsics are of AVX-512: dot products of bfloat16 and of
+// bytes, comparisons and reductions, and those that take a float apart and put it together.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,12 @@
 #define BLENDRUN_HAS_BF16_DOT 1
 #else
 #define BLENDRUN_HAS_BF16_DOT 0
+#endif
+
+#if defined(__AVX512VNNI__) && defined(__AVX512F__)
+#define BLENDRUN_HAS_BYTE_DOT 1
+#else
+#define BLENDRUN_HAS_BYTE_DOT 0
 #endif
 
 namespace blendrun {
@@ -117,6 +123,15 @@ inline float reduce_sum(VecF v) {
 #endif
 }
 
+// Whether a lane of v is at least `least`.
+inline bool any_at_least(VecF v, float least) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)v, (__m512)broadcast(least), _CMP_GE_OQ) != 0;
+#else
+  return reduce_max(v) >= least;
+#endif
+}
+
 // ---- dot products of words -----------------------------------------------------------------
 
 // acc[i] += a[i] * b[i], where lane i of a and b holds kPerWord<E> elements.
@@ -136,6 +151,17 @@ inline VecF dot<Bf16>(VecF acc, VecU a, VecU b) {
   constexpr uint32_t kHigh = 0xffff0000u;
   acc += (VecF)(a << 16) * (VecF)(b << 16);  // even elements: low halves
   return acc + (VecF)(a & kHigh) * (VecF)(b & kHigh);
+#endif
+}
+
+// acc[i] += a[i] * b[i], where lane i of a holds 4 unsigned bytes, that of b 4 signed ones.
+inline VecI dot_bytes(VecI acc, VecU a, VecU b) {
+#if BLENDRUN_HAS_BYTE_DOT
+  return (VecI)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);
+#else
+  for (int shift = 0; shift < 32; shift += 8)
+    acc += (VecI)(a >> shift & 0xffu) * ((VecI)(b << (24 - shift)) >> 24);
+  return acc;
 #endif
 }
 

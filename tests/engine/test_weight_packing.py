@@ -8,6 +8,7 @@ from blendrun.engine.decoder_weights import DecoderWeights, ExpertWeights, Layer
 from blendrun.engine.products import grouped_linear, is_panels, linear, shape_of
 from blendrun.engine.weight_packing import pack_weights
 from blendrun.kernels.cpu import linear as kernel
+from blendrun.kernels.cpu import screened_argmax
 
 
 def random_weights(dtype: torch.dtype, tied: bool, size: int = 48) -> DecoderWeights:
@@ -53,6 +54,16 @@ def test_packed_products_are_those_of_the_plain_weights(tokens: int, size: int):
         torch.testing.assert_close(linear(x, matrix, own), expected)
     expected = torch.nn.functional.linear(x, packed.embedding)
     torch.testing.assert_close(linear(x, packed.head), expected)
+
+
+@pytest.mark.skipif(not screened_argmax.is_fast(), reason="no dot products of bytes")
+def test_the_head_is_screened_where_it_is_in_panels():
+    weights = pack_weights(random_weights(torch.bfloat16, tied=False, size=64))
+    assert weights.screen is None  # 200 columns are no whole panels
+    plain = random_weights(torch.bfloat16, tied=False, size=64)
+    weights = pack_weights(replace(plain, head=torch.randn(256, 64).bfloat16()))
+    assert weights.screen is not None
+    assert weights.screen.panels is weights.head
 
 
 QKV, GATE_UP = 0, 2  # their places among them

@@ -68,9 +68,14 @@ class CostModel:
         return products / self._flops_per_s + attention / (attention_flops * self.tp)
 
     def head_s(self, num_tokens: Numbers) -> Floats:
-        """Compute of the output head for `num_tokens` tokens; 0 in `paper`, which has no head."""
+        """Compute of the output head for `num_tokens` tokens; 0 in `paper`, which has no head.
+
+        At its own best rate where that is measured: best tokens take less than the whole product.
+        """
         params = 0 if self.flavour == "paper" else self.shape.head_params
-        return 2 * params * as_floats(num_tokens) / self._flops_per_s
+        rates = self.hardware.head_flops if self._is_measured else ()
+        flops_per_s = max(rates) * self.tp if rates else self._flops_per_s
+        return 2 * params * as_floats(num_tokens) / flops_per_s
 
     def decode_compute_s(self, prompt_len: Numbers, output_len: Numbers) -> Floats:
         """Compute of a request's decode steps, head included.

@@ -151,6 +151,8 @@ class Decoder:
 
     def best(self, hidden: Tensor) -> Best:
         """Of each row of `logits`; written nowhere where the head is in panels."""
+        if self.weights.screen is not None:
+            return self.weights.screen.best(hidden)[0]
         if is_panels(self.weights.head):
             return panels.linear_argmax(hidden, self.weights.head)
         return best(self.logits(hidden))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from blendrun.cost.tensor_shards import WHOLE, Shard
 from blendrun.engine.decoder_config import DecoderConfig
+from blendrun.kernels.cpu.screened_argmax import Screen
 
 Stack = Tensor | tuple[Tensor, ...]  # one tensor [G, out, in], or G packed ones
 
@@ -53,6 +54,7 @@ class DecoderWeights:
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [H]
     head: Tensor  # [vocab, H]; the embedding itself where the two are tied
+    screen: Screen | None = None  # of the head, where best tokens are found faster by it
 
 
 def empty_weights(

@@ -7,6 +7,7 @@ where they do not fit into caches.
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -22,6 +23,7 @@ from blendrun.engine.products import is_panels, linear, shape_of
 from blendrun.engine.stopwatch import seconds_of, wait_for
 from blendrun.kernels.cpu import linear as panels
 from blendrun.kernels.cpu.calls import can_run
+from blendrun.kernels.cpu.screened_argmax import Screen
 
 PRODUCT_TOKENS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
 _ROUNDS = 2
@@ -48,7 +50,7 @@ def measure_rates(
         flops = _all_flops(layers, PRODUCT_TOKENS)
         progress("the output head")
         few = [tokens for tokens in PRODUCT_TOKENS if tokens <= _MOST_HEADS]
-        heads = _all_flops([Alternatives([decoder.weights.head])], few)
+        heads = _all_flops([Alternatives([decoder.weights.head])], few, decoder.weights.screen)
         progress("attention")
         rates = measure_attention(decoder, attention)
         if decoder.device.type != "cpu":
@@ -129,15 +131,21 @@ def _some(weights: list[Alternatives], num_params: int) -> list[Alternatives]:
     return weights[: max(bisect_right(total, num_params), 1)]
 
 
-def _all_flops(weights: Sequence[Alternatives], sizes: Sequence[int]) -> tuple[float, ...]:
+def _all_flops(
+    weights: Sequence[Alternatives], sizes: Sequence[int], screen: Screen | None = None
+) -> tuple[float, ...]:
     """FLOP/s at each size, the better of two rounds: others may disturb one for a while."""
-    rounds = [[_flops(weights, tokens) for tokens in sizes] for _ in range(_ROUNDS)]
+    rounds = [[_flops(weights, tokens, screen) for tokens in sizes] for _ in range(_ROUNDS)]
     return tuple(map(max, zip(*rounds, strict=True)))
 
 
-def _flops(weights: Sequence[Alternatives], tokens: int) -> float:
-    """FLOP/s of the products."""
+def _flops(weights: Sequence[Alternatives], tokens: int, screen: Screen | None) -> float:
+    """FLOP/s of the products; with a `screen` those that finding their best columns stands for."""
     num_params = sum(group.num_params for group in weights)
     wait = wait_for(weights[0].weights[0].device)
-    spent_s = seconds_of(products(weights, tokens), wait, stopwatch.MEASURE_S / _ROUNDS)
-    return 2 * tokens * num_params / spent_s
+    call: Callable[[], object]
+    if screen is None:
+        call = products(weights, tokens)
+    else:
+        call = partial(screen.best, torch.randn(tokens, len(screen.rotation)).bfloat16())
+    return 2 * tokens * num_params / seconds_of(call, wait, stopwatch.MEASURE_S / _ROUNDS)

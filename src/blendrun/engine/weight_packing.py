@@ -19,8 +19,9 @@ from blendrun.engine.decoder_weights import (
     Stack,
 )
 from blendrun.engine.products import is_panels
-from blendrun.kernels.cpu import huge_pages
+from blendrun.kernels.cpu import huge_pages, screened_argmax
 from blendrun.kernels.cpu import linear as kernel
+from blendrun.kernels.cpu.screened_argmax import Screen
 
 _USUAL_TOKENS = 512  # whose order is good for steps of any size
 
@@ -29,7 +30,7 @@ def pack_weights(weights: DecoderWeights) -> DecoderWeights:
     """The weights with their matrices packed, where that helps; the others as they are.
 
     Takes over the matrices of `weights`, which are empty afterwards: no more than one is there
-    twice, or one kind of a layer's experts.
+    twice, or one kind of a layer's experts. The output head has its 8-bit screen beside it.
     """
     if not _can_pack(weights.embedding):
         return weights
@@ -37,7 +38,9 @@ def pack_weights(weights: DecoderWeights) -> DecoderWeights:
     layers = tuple(packer.layer(layer) for layer in weights.layers)
     is_tied = weights.head is weights.embedding  # which is looked up, too, and stays as it is
     head = packer.packed(weights.embedding) if is_tied else packer.take_over(weights.head)
-    return replace(weights, layers=layers, head=head)
+    can_screen = is_panels(head) and screened_argmax.is_fast() and screened_argmax.can_screen(head)
+    screen = Screen.of(head) if can_screen else None
+    return replace(weights, layers=layers, head=head, screen=screen)
 
 
 def _can_pack(tensor: Tensor) -> bool:
