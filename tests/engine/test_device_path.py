@@ -101,9 +101,11 @@ def test_other_architectures_give_the_tokens_of_the_cpu(architecture: str, tmp_p
     assert answers(plan, tmp_path / "device", OnStandIn(), pod=True) == expected
 
 
+@pytest.mark.parametrize("pod", [False, True], ids=["two launches", "pod"])
 @pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS)
 def test_a_planted_error_in_an_index_array_changes_tokens(
     plant: Callable[[pytest.MonkeyPatch], None],
+    pod: bool,
     plans: dict[str, Path],
     expected: list[Any],
     tmp_path: Path,
@@ -111,7 +113,7 @@ def test_a_planted_error_in_an_index_array_changes_tokens(
 ):
     plant(monkeypatch)
     try:
-        found = answers(plans["blend"], tmp_path / "run", OnStandIn())
+        found = answers(plans["blend"], tmp_path / "run", OnStandIn(), pod=pod, chunk_size=8)
     except ContractError:
         return
     assert found != expected

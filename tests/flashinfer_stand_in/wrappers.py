@@ -1,110 +1,13 @@
 """The attention wrappers: `plan` once, then `run` for each layer."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flashinfer_stand_in.contract import (
-    DTYPES,
-    KV_DTYPES,
-    check_cache,
-    check_indptr,
-    check_launch,
-    check_pages,
-    check_workspace,
-    require,
-)
-from flashinfer_stand_in.pages import get_seq_lens
-
-Cache = tuple[Tensor, Tensor]
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """Entries of rows and pages, checked and copied: the caller may reuse its arrays."""
-
-    qo_indptr: Tensor
-    kv_indptr: Tensor
-    kv_indices: Tensor
-    kv_len: Tensor
-    heads: tuple[int, int, int, int]  # q, kv, head_dim, page size
-    causal: bool
-    scale: float
-    dtype: torch.dtype
-    kv_dtype: torch.dtype
-
-    @classmethod
-    def of(
-        cls,
-        qo_indptr: Tensor,
-        kv_indptr: Tensor,
-        kv_indices: Tensor,
-        last_page_len: Tensor,
-        *heads: int,
-        causal: bool = False,
-        sm_scale: float | None = None,
-        q_data_type: Any = torch.float16,
-        kv_data_type: Any = None,
-    ) -> "_Plan":
-        num_heads, num_kv_heads, head_dim, page_size = heads
-        require(num_heads % num_kv_heads == 0, "query heads are a multiple of KV heads")
-        kv_dtypes = (None, q_data_type, *KV_DTYPES)
-        require(q_data_type in DTYPES and kv_data_type in kv_dtypes, "dtypes it has kernels for")
-        check_indptr("qo_indptr", qo_indptr)
-        check_pages(kv_indptr, kv_indices, last_page_len, page_size)
-        require(len(qo_indptr) == len(kv_indptr), "as many entries of rows as of pages")
-        kv_len = get_seq_lens(kv_indptr, last_page_len, page_size)
-        if causal:
-            require(bool((kv_len >= qo_indptr.diff()).all()), "every row sees a token")
-        return cls(
-            *(ids.clone() for ids in (qo_indptr, kv_indptr, kv_indices)),
-            kv_len,
-            (num_heads, num_kv_heads, head_dim, page_size),
-            causal,
-            head_dim**-0.5 if sm_scale is None else sm_scale,
-            q_data_type,
-            kv_data_type or q_data_type,
-        )
-
-    def run(self, q: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
-        """Output [rows, Hq, D] and log-sum-exp to the base 2 [rows, Hq]; of no token: 0, −inf."""
-        num_heads, num_kv_heads, head_dim, page_size = self.heads
-        check_launch(q)
-        fits = q.dtype == self.dtype and cache[0].dtype == self.kv_dtype
-        require(fits, f"q is {self.dtype} and the cache {self.kv_dtype}, as planned")
-        wanted = (int(self.qo_indptr[-1]), num_heads, head_dim)
-        require(tuple(q.shape) == wanted, f"q is {wanted}, not {tuple(q.shape)}")
-        require(q.stride(-1) == 1, "the last dim of q is contiguous")
-        check_cache(cache, self.kv_indices, (page_size, num_kv_heads, head_dim))
-        out, lse = torch.empty_like(q), torch.empty(q.shape[:2], dtype=torch.float32)
-        rows, pages = self.qo_indptr.tolist(), self.kv_indptr.tolist()
-        for entry, length in enumerate(self.kv_len.tolist()):
-            at = slice(rows[entry], rows[entry + 1])
-            ids = self.kv_indices[pages[entry] : pages[entry + 1]].long()
-            k, v = (part[ids].flatten(0, 1)[:length] for part in cache)
-            out[at], lse[at] = self._entry(q[at], k, v)
-        return out, lse
-
-    def _entry(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Of one entry: rows q [n, Hq, D] over k, v [length, Hkv, D]."""
-        num_rows, length, num_kv_heads = len(q), len(k), self.heads[1]
-        if not length:
-            return torch.zeros_like(q), torch.full(q.shape[:2], -torch.inf)
-        # heads of a group are rows over the same K and V
-        rows = q.float().view(num_rows, num_kv_heads, -1, q.shape[-1]).permute(1, 2, 0, 3)
-        keys, values = (x.float().transpose(0, 1)[:, None] for x in (k, v))
-        scores = rows @ keys.transpose(-1, -2) * self.scale  # [Hkv, group, n, length]
-        if self.causal and num_rows > 1:
-            hidden = torch.ones(num_rows, length, dtype=torch.bool).triu(length - num_rows + 1)
-            scores = scores.masked_fill(hidden, -torch.inf)
-        lse = scores.logsumexp(-1)
-        mixed = (scores - lse[..., None]).exp() @ values
-        to_base_2 = lse.permute(2, 0, 1).reshape(q.shape[:2]) / math.log(2)
-        return mixed.permute(2, 0, 1, 3).reshape(q.shape).to(q.dtype), to_base_2
+from flashinfer_stand_in.contract import check_workspace, require
+from flashinfer_stand_in.plan import Cache, Plan
 
 
 def _merged(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
@@ -169,7 +72,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         how = {"sm_scale": sm_scale, "q_data_type": q_data_type, "kv_data_type": kv_data_type}
         self._planned = heads, how, (indptr, indices, last_page_len)
         if self._buffers is None:
-            self._planned = _Plan.of(*self._arrays(), *heads, **how)
+            self._planned = Plan.of(*self._arrays(), *heads, **how)
             return
         require(len(last_page_len) == len(self._buffers[2]), "a graph has one batch size")
         require(len(indices) <= len(self._buffers[1]), "room for all page numbers")
@@ -185,7 +88,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         planned = self._plan()
         if self._buffers is not None:
             heads, how, _ = planned
-            planned = _Plan.of(*self._arrays(), *heads, **how)
+            planned = Plan.of(*self._arrays(), *heads, **how)
         return planned.run(q, paged_kv_cache)[0]
 
 
@@ -206,7 +109,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         q_data_type: Any = "float16",
         kv_data_type: Any = None,
     ) -> None:
-        self._planned = _Plan.of(
+        self._planned = Plan.of(
             *(qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len),
             *(num_qo_heads, num_kv_heads, head_dim_qk, page_size),
             causal=causal,
@@ -248,7 +151,7 @@ class MultiLevelCascadeAttentionWrapper(_Wrapper):
         require(all(len(array) == self._num_levels for array in arrays), "an array for each level")
         require(len({int(indptr[-1]) for indptr in qo_indptr_arr}) == 1, "levels have equal rows")
         self._planned = [
-            _Plan.of(
+            Plan.of(
                 *level,
                 *(num_qo_heads, num_kv_heads, head_dim, page_size),
                 causal=causal and number == self._num_levels - 1,
@@ -290,9 +193,9 @@ class BatchPODWithPagedKVCacheWrapper(_Wrapper):
         decodes = (qo_indptr_d, kv_indptr_d, kv_indices_d, last_page_len_d)
         # whether prefills are causal is said in `run`
         self._planned = [
-            _Plan.of(*prefills, *heads, causal=False, **how),
-            _Plan.of(*prefills, *heads, causal=True, **how),
-            _Plan.of(*decodes, *heads, **how),
+            Plan.of(*prefills, *heads, causal=False, **how),
+            Plan.of(*prefills, *heads, causal=True, **how),
+            Plan.of(*decodes, *heads, **how),
         ]
 
     def run(

@@ -1,6 +1,7 @@
 """The stand-in for FlashInfer against examples of its documentation, worked by hand."""
 
 import math
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -188,3 +189,35 @@ def test_silu_of_the_first_half_times_the_second():
 def test_a_breach_of_the_contract_is_found(index: tuple[Tensor, Tensor, Tensor]):
     with pytest.raises(ContractError):
         decoded(*index)
+
+
+def row_by_row(q: Tensor, k: Tensor, v: Tensor, seen: int) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp to the base 2 of q [Hq, D] over the first `seen` tokens."""
+    heads = q.view(k.shape[1], -1, q.shape[1])
+    scores = heads @ k[:seen].permute(1, 2, 0)
+    mixed = scores.softmax(-1) @ v[:seen].transpose(0, 1)
+    return mixed.flatten(0, 1), scores.logsumexp(-1).flatten() / math.log(2)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_entries_of_all_sizes_together_give_what_rows_give_alone(causal: bool):
+    random = torch.Generator().manual_seed(0)
+    num_rows = (1, 2, 1, 1, 3, 1, 2, 1, 0)
+    kv_len = (5, 9, 6, 5 if causal else 0, 30, 7, 9, 6, 4)
+    page_size, counts = 4, [-(-length // 4) for length in kv_len]
+    caches = tuple(torch.randn(20, page_size, 2, 8, generator=random) for _ in "kv")
+    pages = torch.randint(20, (sum(counts),), generator=random, dtype=torch.int32)
+    last = [(length - 1) % page_size + 1 if length else 0 for length in kv_len]
+    q = torch.randn(sum(num_rows), 6, 8, generator=random)
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(WORKSPACE)
+    indptr = (int32(0, *accumulate(of)) for of in (num_rows, counts))
+    wrapper.plan(*indptr, pages, int32(*last), 6, 2, 8, page_size, causal=causal, **HOW)
+    found = wrapper.run(q, caches, return_lse=True)
+    rows = iter(q)
+    alone = []
+    for count, length, ids in zip(num_rows, kv_len, pages.split(counts), strict=True):
+        k, v = (cache[ids.long()].flatten(0, 1) for cache in caches)
+        last_seen = range(length - count + 1, length + 1) if causal else [length] * count
+        alone += [row_by_row(next(rows), k, v, seen) for seen in last_seen]
+    for values, expected in zip(found, map(torch.stack, zip(*alone, strict=True)), strict=True):
+        torch.testing.assert_close(values, expected)
