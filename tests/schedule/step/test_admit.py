@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from blendrun.schedule.step import admit, ends
+from blendrun.schedule.step import admit
 from blendrun.schedule.step.begin import BatchLimits, Steering, new_state
 from blendrun.schedule.step.state import UNLEARNED, State
 from tiny_jobs import tree_of
