@@ -122,3 +122,12 @@ def test_right_plans_are_left_alone():
     run = TinyRun(distinct([3] * 40), [20 + i for i in range(40)], num_pages=4000)
     run.finish()
     assert run.batcher.state.counts["bias"] == 1
+
+
+@pytest.mark.parametrize(("ended", "unsure"), [(9, 1), (10, 0)])
+def test_a_stratum_is_unsure_while_more_of_it_runs_than_has_ended(ended: int, unsure: int):
+    state = state_of(40)
+    state.lengths.strata["finished"] = ended
+    observe(state, np.full(ended, 50), running=(60,) * 10)
+    assert state.counts["num_unlearned"] == 0
+    assert state.counts["num_unsure"] == unsure

@@ -36,6 +36,7 @@ from blendrun.tree.prefix_tree import Int32
 _WATERMARK_FRAC = 0.01  # pages left free for running decodes when a request comes in, …
 _RECOVERY_FRAC = 0.10  # … and while preempted ones wait, so that they are not preempted again
 _SLOW_START = 16
+_DEVIATIONS = 3.0  # of a length from the mean, beyond which next to none is
 _PINNED_AFTER = 3  # preemptions; then a request comes in only where its worst case fits
 
 
@@ -64,8 +65,23 @@ def has_room(state: State, request: int, cached: int, is_right: bool, force: boo
     ):
         return False
     decodes = max(rest_work(state, request, False)[0], 0.0)
-    is_right = is_right and limits.admission == TWO_LISTS
+    is_right = is_right and limits.admission == TWO_LISTS and not _is_last_call(state, request)
     return fits(state, request, cached, own_start_of(state, request, cached), decodes, is_right)
+
+
+@compiled_part
+def _is_last_call(state: State, request: int) -> bool:
+    """Whether an output that begins later than now may end after everything else.
+
+    As many steps are left as read the rest of all context, as much of it as this one does. From
+    then on the left side needs no memory for later.
+    """
+    stratum = state.requests[request].stratum
+    if stratum == UNLEARNED or state.counts.num_unlearned > 0:
+        return False
+    row = state.lengths.strata[stratum]
+    longest = row.mean_len + _DEVIATIONS * np.sqrt(max(row.square_len - row.mean_len**2, 0.0))
+    return state.counts.rest_context < min(longest, row.max_output) * state.counts.context
 
 
 @compiled_part

@@ -46,6 +46,7 @@ from blendrun.schedule.step.two_ended import two_ended_tokens
 
 READY, OVER, STUCK, TOO_LARGE = 0, 1, 2, 3
 _REFRESH_STEPS = 256
+_UNSURE_RATIO = 1.0  # of compute to KV reads at most, while most lengths are unknown
 _PREFILL_PART = 4  # of a fixed budget at least
 
 
@@ -130,6 +131,8 @@ def _budget(state: State) -> tuple[float, int]:
         return np.inf, limits.chunk_size
     if counts.num_unlearned > 0 and limits.learns:  # the ratio is not known yet: spend no more
         ratio = 0.0  # compute than the step takes anyway
+    if counts.num_unsure > 0 and limits.learns:  # the long ones are still to end, and to be seen
+        ratio = min(ratio, _UNSURE_RATIO)
     read_s = (counts.context + counts.num_decoding) * limits.context_s
     read_s -= counts.spared * limits.spared_s
     seconds = max(ratio * read_s, limits.weight_s) - counts.num_decodes * limits.decode_s

@@ -104,9 +104,11 @@ def learn(state: State) -> None:
         if stratum != UNLEARNED and age > 0:
             running[stratum, bin_of(lengths, float(age))] += 1
             oldest[stratum] = max(oldest[stratum], float(age))
-    state.counts.num_unlearned = 0
+    state.counts.num_unlearned = state.counts.num_unsure = 0
     for stratum in range(num_strata):
+        row = lengths.strata[stratum]
         state.counts.num_unlearned += not is_learned(lengths, stratum)
+        state.counts.num_unsure += running[stratum].sum() > row.finished + row.elsewhere
         _estimate(lengths, stratum, running[stratum], oldest[stratum])
 
 

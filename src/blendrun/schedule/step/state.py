@@ -194,7 +194,8 @@ COUNTS = np.dtype(
             "preemptions",  # ever
             "recomputed",
             "next_refresh",
-            "num_unlearned",  # strata of which too little has ended yet
+            "num_unlearned",  # strata of which too little has ended yet, …
+            "num_unsure",  # … and those of which more runs than has ended
             "worst_tokens",  # own tokens of running requests at their longest
             "pinned_pages",  # worst case of running requests that may not be preempted again
         )
