@@ -28,7 +28,7 @@ from tiny_devices import OnStandIn
 from tiny_jobs import execute, plan_files
 from tiny_launches import counting
 
-POLICIES = "blend,dfs,random,arrival,blendserve"
+POLICIES = "blend,blendserve,dfs,dfs-sets,arrival,random"
 _KINDS = ("cascade", "pod", "decode", "prefill")
 _ROW = "{:12} {:>6} {:>7} {:>8} {:>8} {:>8} {:>8} {:>8}"
 
