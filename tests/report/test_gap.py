@@ -1,5 +1,6 @@
 """Parts of the wall time: they add up, planted causes show as themselves, others can recompute."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from blendrun.data.manifest import Attempt
+from blendrun.engine import attempt
 from blendrun.engine.step_log import STEP_SCHEMA
 from blendrun.report.gap import LOSSES, PARTS, UNEXPLAINED, Gap, Work, explain
 from blendrun.report.priced_steps import price_steps
@@ -312,6 +314,24 @@ def test_a_real_run_is_split_without_a_rest_and_says_what_is_unexplained(
     assert gap.seconds["scheduling"] == pytest.approx(m.schedule_s + m.sample_s)
     assert gap.seconds["files"] == pytest.approx(m.wall_s - m.load_s - m.step_s)
     assert gap.seconds[UNEXPLAINED] != 0
+
+
+def test_compiling_the_batcher_is_part_of_loading_and_said(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def compiles() -> float:
+        time.sleep(1.5)
+        return 1.5
+
+    plan, _ = plan_job(tmp_path, [{"prompt": "the quick brown fox", "max_tokens": 9}], checkpoint)
+    execute(plan, tmp_path / "before")
+    monkeypatch.setattr(attempt, "compile_batcher", compiles)
+    execute(plan, tmp_path / "run")
+    for name, is_said in (("before", False), ("run", True)):
+        explained = make_report(tmp_path / name).explained
+        assert explained is not None
+        assert ("1.50 s of it compiling the batcher" in explained.sentence("loading")) == is_said
+        assert (explained.facts.gap.seconds["loading"] >= 1.5) or not is_said
 
 
 def test_records_of_an_earlier_version_are_read(mixed_plan: Path, tmp_path: Path):

@@ -32,6 +32,7 @@ class Attempt:
     generate_s: float | None = None  # from the first step to the last
     wall_s: float | None = None  # the whole command
     peak_memory_bytes: int | None = None  # resident in its process, at the last note of it
+    compile_s: float | None = None  # of `load_s`, compiling the batcher
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from blendrun.engine.policy import with_policy
 from blendrun.engine.requests import EngineRequests
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.errors import BackendError
+from blendrun.schedule.compile_batcher import compile_batcher
 from blendrun.schedule.plan_file import read_plan, window_paths
 from blendrun.schedule.plan_record import Plan
 from blendrun.schedule.step.begin import sampled
@@ -276,8 +277,9 @@ class RunAttempt:
         begin = time.monotonic()
         files = self._identified()
         self._model = (self._load_model or LoadedModel.load)(files, self._settings)
+        compile_s = compile_batcher()
         self._loaded_at = time.monotonic()
-        self.update(load_s=self._loaded_at - begin)
+        self.update(load_s=self._loaded_at - begin, compile_s=compile_s)
         return self._model
 
     def _identified(self) -> ModelFiles:

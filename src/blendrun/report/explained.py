@@ -88,6 +88,7 @@ def explain_run(
         was_replayed=replay is not None,
         most_pages_frac=float((steps.pages_used / np.maximum(steps.num_pages, 1)).max()),
         between_steps_s=_between_s(steps) / ranks,
+        compile_s=sum(attempt.compile_s or 0.0 for attempt in attempts),
         small_held=_most_held(steps, held),
         pace=RankPace.of(steps),
     )

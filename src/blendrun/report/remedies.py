@@ -34,6 +34,7 @@ TITLES: Mapping[str, str] = {
 }
 OPTIMUM = "what this machine could do at best with this job"
 SMALL_FRAC = 5e-4  # of the wall time: parts below it share a line, and need no remedy
+_SHORT_S = 1.0  # of compiling: it was done before
 _ROOMY_FRAC = 0.9  # of the KV pages: while fewer are in use, nothing is dropped for lack of them
 
 
@@ -54,7 +55,8 @@ class Facts:
     priced_attention_s: float  # … of it, attention
     was_replayed: bool  # so that wrong lengths are told apart
     most_pages_frac: float  # KV pages in use at most
-    between_steps_s: float  # on the clock, of `files`
+    between_steps_s: float  # on the clock, of `files`, …
+    compile_s: float  # … and of `loading`
     small_held: Held  # what kept requests out of the small steps
     pace: RankPace
 
@@ -184,6 +186,16 @@ def _files(f: Facts) -> str:
     return where + "matters less in a longer job, or with a faster disk for the run folder"
 
 
+def _loading(f: Facts) -> str:
+    compiling = ""
+    if f.compile_s > _SHORT_S:
+        compiling = (
+            f", {format_seconds(f.compile_s)} of it compiling the batcher, which only the first "
+            "run of a version does"
+        )
+    return f"once per attempt{compiling}: matters less in a longer job"
+
+
 def _rank_imbalance(f: Facts) -> str:
     if f.num_ranks == 1:
         return "no other rank to wait for"
@@ -242,11 +254,10 @@ _SENTENCES: Mapping[str, Callable[[Facts], str]] = {
     "communication": lambda _: "all-reduces: fewer tensor-parallel ranks, more data-parallel ones",
     "scheduling": lambda f: (
         f"deciding {format_seconds(f.metrics.schedule_s)}, drawing tokens "
-        f"{format_seconds(f.metrics.sample_s)}: larger steps need fewer of both, and only the "
-        "first run of a version compiles the batcher"
+        f"{format_seconds(f.metrics.sample_s)}: larger steps need fewer of both"
     ),
     "files": _files,
-    "loading": lambda _: "once per attempt: matters less in a longer job",
+    "loading": _loading,
     "rank_imbalance": _rank_imbalance,
     UNEXPLAINED: _unexplained,
 }

@@ -1,5 +1,7 @@
 """Compiles the batcher ahead of a run: in one process, however many need it."""
 
+import time
+
 import numpy as np
 
 from blendrun.compiled import is_first_use, one_at_a_time
@@ -9,12 +11,18 @@ from blendrun.schedule.step.begin import BatcherJob, BatchLimits, Steering
 from blendrun.tree.build import build_tree
 
 
-def compile_batcher() -> None:
-    """Compile what a run calls, unless that was done before; waits for a process that does it."""
+def compile_batcher() -> float:
+    """Compile what a run calls, unless that was done before; waits for a process that does it.
+
+    Returns:
+        The seconds that took.
+    """
+    begin = time.monotonic()
     if is_first_use():
         with one_at_a_time():
             if is_first_use():
                 _run_one_request()
+    return time.monotonic() - begin
 
 
 def _run_one_request() -> None:
