@@ -188,3 +188,19 @@ def test_guessed_lengths_divide_every_top_subtree_evenly():
     seconds = [part.predicted_s for part in parts]
     assert max(seconds) <= 1.02 * min(seconds)
     assert sorted(r for part in parts for r in part.requests.tolist()) == list(range(400))
+
+
+@pytest.mark.parametrize(("prefix", "most_repeats"), [(400, 6), (20, 70)])
+def test_guessed_lengths_part_subtrees_only_where_their_prefixes_are_cheap(
+    prefix: int, most_repeats: int
+):
+    """Ten subjects of 40 questions and chats on eight ranks, of which two begin with a subject."""
+    prompts = [[1 + i % 10] * prefix + [100 + i] * 40 for i in range(400)]
+    prompts += [[99, 1000 + i, *range(500)] for i in range(400)]
+    tree = tree_of(prompts)
+    guess = np.full(800, 256, np.int32)
+    parts = partition(tree, tree.leaf_order, guess, cost_model(), 8, np.ones(800, bool))
+    for part in parts:
+        assert (part.requests < 400).sum() == pytest.approx(50, abs=1)
+    on_ranks = sum(len(set((p.requests[p.requests < 400] % 10).tolist())) for p in parts) - 10
+    assert on_ranks == most_repeats

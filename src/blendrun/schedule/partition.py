@@ -18,6 +18,8 @@ from blendrun.tree.density_sides import dense_side_first
 from blendrun.tree.prefix_tree import Int32, PrefixTree
 from blendrun.tree.strata import top_subtrees
 
+_REPEATED_FRAC = 0.005  # of a top subtree's compute, above which its prefix is dear to repeat
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -79,23 +81,41 @@ def _evenly(
     priced: Annotations,
     parts: int,
 ) -> list[Part]:
-    """Runs of equal expected time of each top subtree, one for each part."""
-    stratum, _ = top_subtrees(tree)
-    seconds = cost.overlapped_s(priced.request_compute_s, priced.request_memory_s)
+    """Runs of equal expected time, one for each part, of each top subtree.
+
+    Subtrees whose prefix is dear to compute once for every part are divided as if they were one.
+    """
     order = tree.leaf_order[np.isin(tree.leaf_order, sequence)]
-    order = order[np.argsort(stratum[order], kind="stable")]
-    total = np.bincount(stratum[order], seconds[order])
-    before = (np.cumsum(total) - total)[stratum[order]]
+    group = _cut_as_one(tree, order, priced, parts)
+    seconds = cost.overlapped_s(priced.request_compute_s, priced.request_memory_s)
+    order = order[np.argsort(group[order], kind="stable")]
+    total = np.bincount(group[order], seconds[order])
+    before = (np.cumsum(total) - total)[group[order]]
     middle = np.cumsum(seconds[order]) - seconds[order] / 2 - before
-    run = np.clip(middle / total[stratum[order]] * parts, 0, parts - 1).astype(np.int64)
+    run = np.clip(middle / total[group[order]] * parts, 0, parts - 1).astype(np.int64)
     rank_of = np.full(tree.num_requests, -1)  # of those that are divided
-    rank_of[order] = (run + stratum[order]) % parts  # in turn, for subtrees of few requests
+    rank_of[order] = (run + group[order]) % parts  # in turn, for subtrees of few requests
     row = LeafRow.of(tree, 0)
     compute_s = np.zeros(parts)
     for rank in range(parts):
         mine = row.without(np.flatnonzero(rank_of != rank).astype(np.int32))
         compute_s[rank] = mine.added_s(tree.prompt_len, output_len, cost).sum()
     return _parts(sequence, rank_of, compute_s, priced, cost)
+
+
+def _cut_as_one(tree: PrefixTree, order: Int32, priced: Annotations, parts: int) -> Int32:
+    """Which requests are divided together, [N]: a top subtree, or all whose prefixes are dear.
+
+    Those are longer than what prompts have of their own, and their subtree is small for them.
+    """
+    stratum, nodes = top_subtrees(tree)
+    compute_s = np.bincount(stratum[order], priced.request_compute_s[order], len(nodes))
+    prompt_tokens = np.bincount(stratum[order], tree.prompt_len[order], len(nodes))
+    shared_tokens = np.bincount(stratum[order], minlength=len(nodes)) * tree.depth[nodes]
+    is_dear = (parts - 1) * priced.prefix_s[nodes] > _REPEATED_FRAC * compute_s
+    is_dear &= 2 * shared_tokens > prompt_tokens
+    group: Int32 = np.where(is_dear, len(nodes), np.arange(len(nodes)))[stratum].astype(np.int32)
+    return group
 
 
 def _parts(

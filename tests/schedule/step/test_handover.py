@@ -97,6 +97,17 @@ def test_requests_with_most_left_to_do_move_first_and_one_stays():
     assert run.batcher.release(np.inf, 1000)[0].tolist() == [0, 3]
 
 
+def test_those_that_have_most_left_for_what_they_repeat_move_first():
+    """The first has more KV reads left than the others, and 500 tokens to compute again."""
+    run = TinyRun(distinct([2, 2, 2]), [1400, 900, 700], begun=[500, 0, 0], chunk_size=600)
+    for _ in range(3):
+        run.step()
+    slots = run.batcher.state.slots
+    left_s = {int(s["request"]): s["rest_context"] * PRICES.context_s for s in slots}
+    assert left_s[0] > left_s[1] + left_s[2]
+    assert run.batcher.release(left_s[0], 1000)[0].tolist() == [1, 2]
+
+
 def test_what_comes_from_elsewhere_takes_its_place_in_the_planned_order():
     job = batcher_job(tree_of([[i] for i in range(6)]), [3] * 6)
     order = np.array([5, 3, 1, 0, 2, 4], np.int32)

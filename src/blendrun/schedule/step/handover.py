@@ -45,7 +45,8 @@ def withdrawn(state: State, order: Int32, requests: Int32) -> tuple[Int32, Int32
 def released(state: State, order: Int32, memory_s: float, room: int) -> tuple[Int32, Int32, Int32]:
     """Take decoding requests away that have about `memory_s` of KV reads left to do together.
 
-    Those with most left go first. What they have so far is no more than `room` tokens.
+    Those go first that have most left for what they compute again. What they have so far is no
+    more than `room` tokens together.
 
     Returns:
         what is left of `order`, the requests taken, and the slots that they leave. Nodes whose
@@ -116,15 +117,16 @@ def release(state: State, memory_s: float, room: int, worth: float) -> Int32:
     """Slots of the requests that `released` takes; one at least is left."""
     slots, counts, columns = state.slots, state.counts, state.requests
     running = state.ordered.by_age[: counts.num_running]
-    left_s = np.empty(len(running), np.float64)
+    left_s, gain = np.empty(len(running), np.float64), np.empty(len(running), np.float64)
     for i in range(len(running)):
-        left_s[i] = slots[running[i]].rest_context * state.limits.context_s
+        slot = running[i]
+        left_s[i] = slots[slot].rest_context * state.limits.context_s
+        gain[i] = left_s[i] / chunk_s(state, 0, columns[slots[slot].request].known_len)
     chosen, n = np.empty(len(running), np.int32), 0
-    for i in np.argsort(-left_s, kind="mergesort"):
+    for i in np.argsort(-gain, kind="mergesort"):
         slot = running[i]
         known = columns[slots[slot].request].known_len
-        again_s = chunk_s(state, 0, known)
-        movable = slots[slot].decoding and n + 1 < len(running) and left_s[i] > worth * again_s
+        movable = slots[slot].decoding and n + 1 < len(running) and gain[i] > worth
         if movable and left_s[i] <= memory_s and known <= room:
             memory_s -= left_s[i]
             room -= known
