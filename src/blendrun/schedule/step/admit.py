@@ -95,7 +95,7 @@ def is_slow(state: State, request: int) -> bool:
     if stratum == UNLEARNED:
         return False
     row = state.lengths.strata[stratum]
-    if row.running < _SLOW_START + 2 * (row.finished + row.elsewhere):
+    if row.running < _SLOW_START + 2 * row.finished + row.elsewhere // 2:
         return False
     worst = state.counts.worst_tokens + worst_own_tokens(state, request)
     return worst > limits.num_pages * limits.page_size
