@@ -88,8 +88,9 @@ def _is_last_call(state: State, request: int) -> bool:
 def is_slow(state: State, request: int) -> bool:
     """Whether as many of its stratum run as the outputs that have ended can vouch for.
 
-    Those of other batchers tell as much of lengths as its own. Where all that run could use all of
-    their `max_output`, nothing has to be vouched for.
+    Those of other ranks tell as much of lengths as its own, but vouch for less: they tell it to all
+    ranks at once, each of which would fill its memory with long outputs. Where all that run could
+    use all of their `max_output`, nothing has to be vouched for.
     """
     stratum, limits = state.requests[request].stratum, state.limits
     if stratum == UNLEARNED:
