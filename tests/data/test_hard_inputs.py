@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from blendrun.data import rows
 from blendrun.data.input_options import InputOptions
 from tiny_ingest import through
 
@@ -201,6 +202,21 @@ def test_a_time_that_python_cannot_hold_is_kept_and_no_text(outputs):
     _, written = outputs(table, options=InputOptions(template="{prompt} {t}"))
     assert written["t"].combine_chunks().equals(times)
     assert written["status"].to_pylist() == ["ok", "error"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (pa.timestamp("ns"), "1970-01-01 00:00:01.000005"),
+        (pa.timestamp("ns", "UTC"), "1970-01-01 00:00:01.000005+00:00"),
+        (pa.duration("ns"), "0:00:01.000005"),
+        (pa.time64("ns"), "00:00:01.000005"),
+    ],
+)
+def test_times_in_nanoseconds_are_those_of_python(kind: pa.DataType, text: str):
+    (value,) = rows._values(pa.array([1_000_005_000], kind), "t", {})
+    assert type(value).__module__ == "datetime"
+    assert str(value) == text
 
 
 # --- columns of which only text can be used ---

@@ -134,17 +134,31 @@ def _values(array: pa.Array, name: str, bad: Rejections) -> Sequence[Any]:
             array.is_valid().to_numpy(zero_copy_only=False),
         )
     try:
-        return [_without_nulls(value) for value in array.to_pylist()]
+        return [_without_nulls(value) for value in _in_microseconds(array).to_pylist()]
     except _NO_VALUE:
         return [_one_value(array, row, name, bad) for row in range(len(array))]
 
 
 def _one_value(array: pa.Array, row: int, name: str, bad: Rejections) -> Any:
     try:
-        return _without_nulls(array[row].as_py())
+        return _without_nulls(_in_microseconds(array.slice(row, 1))[0].as_py())
     except _NO_VALUE as error:
         bad[row] = ("bad_type", f"column {name!r}: {error}")
         return None
+
+
+def _in_microseconds(array: pa.Array) -> pa.Array:
+    """Times in the unit of Python's: with pandas installed, pyarrow makes others of nanoseconds.
+
+    Raises:
+        pa.ArrowInvalid: a time is no whole number of them.
+    """
+    kind = array.type
+    if not pa.types.is_temporal(kind) or getattr(kind, "unit", "") != "ns":
+        return array
+    if pa.types.is_timestamp(kind):
+        return array.cast(pa.timestamp("us", kind.tz))
+    return array.cast(pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us"))
 
 
 def _without_nulls(value: Any) -> Any:
