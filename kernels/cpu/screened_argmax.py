@@ -66,7 +66,8 @@ class Screen:
 
     @classmethod
     def of(cls, panels: Tensor) -> Self:
-        """
+        """The screen of a weight in `panels`, bfloat16 [N / W, K / 2, W, 2].
+
         Raises:
             ValueError: `can_screen` says no.
         """
@@ -88,12 +89,6 @@ class Screen:
         words = rounded.view(-1, width, num_inputs // 4, 4).transpose(1, 2).contiguous()
         offsets = -128 * rounded.sum(dim=1, dtype=torch.int32)
         return cls(panels, rotation, words, offsets, scales, lost, lengths)
-
-    @property
-    def nbytes(self) -> int:
-        """Of what comes on top of the panels."""
-        each = (self.rotation, self.bytes, self.offsets, self.scales, self.lost, self.lengths)
-        return sum(tensor.nbytes for tensor in each)
 
     def best(self, x: Tensor) -> tuple[Best, int]:
         """`linear.linear_argmax` of x [T, K] and the panels, and how many entries it computed.
