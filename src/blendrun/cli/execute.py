@@ -18,6 +18,7 @@ from blendrun.cli.progress import RunProgress
 from blendrun.cli.ranks import RankFlags
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.errors import InputError
+from blendrun.schedule.plan_file import read_header
 from blendrun.units import count_of
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ INTERRUPTED = 130
 def execute(
     plan: Annotated[Path, typer.Argument(help="A plan made by blendrun plan.")],
     run_dir: flags.RunDir = None,
-    engine: flags.Engine = None,
+    engine: flags.RunEngine = None,
     policy: flags.RunPolicy = None,
     model: flags.ModelPath = None,
     tp: flags.RunTp = None,
@@ -78,7 +79,8 @@ def run_plan(
 
     `begin_s`: when the command began, on the monotonic clock.
     """
-    settings = flags.execute_settings(given)
+    engine = given.get("engine") or read_header(plan)[0].engine
+    settings = flags.execute_settings({**given, "engine": engine})
     num_ranks = ranks.number(plan)
     with (
         engine_run(run_dir, settings) as events,
