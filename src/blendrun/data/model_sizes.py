@@ -7,7 +7,7 @@ taken for Llama's, with experts or a latent cache where the config has fields of
 from dataclasses import dataclass
 from typing import Any
 
-from blendrun.data.model_support import SIZES, SUPPORTED
+from blendrun.data.model_support import SUPPORTED, check_sizes
 from blendrun.data.weight_bits import weight_bits
 from blendrun.errors import InputError
 
@@ -62,19 +62,20 @@ def planned_sizes(config: dict[str, Any]) -> PlannedSizes:
     _check_has_kv(table)
     family = _family(table)
     notes = []
-    if family in SUPPORTED.values() or family in _LATENT_TYPES:
-        missing = [key for key in SIZES if not isinstance(table.get(key), int)]
-        if missing:
-            raise InputError(f"config.json lacks {', '.join(missing)}")
-        sizes = {**table, "model_type": family}
-        sizes.pop("architectures", None)
+    if family in SUPPORTED.values():
+        sizes = {**table, "architectures": None, "model_type": family}
+        check_sizes(sizes)
     else:
         sizes, assumed = _like_known(table)
-        like = "DeepSeek-V2" if sizes["model_type"] == "deepseek_v2" else "Llama"
-        notes.append(
-            f"the estimate is for {like}-like layers of these sizes: "
-            f"those of {family} are not known here{assumed}"
-        )
+        is_latent = sizes["model_type"] == "deepseek_v2"
+        like = "DeepSeek-V2" if is_latent else "Llama"
+        if is_latent and family in _LATENT_TYPES:
+            sizes["model_type"] = family
+        else:
+            notes.append(
+                f"the estimate is for {like}-like layers of these sizes: "
+                f"those of {family} are not known here{assumed}"
+            )
     if table is not config or any(key in config for key in _OTHER_PARTS):
         notes.append("the estimate is for the text part of the model, and prompts are text")
     window = _whole(table.get("sliding_window"))
@@ -158,7 +159,7 @@ def _like_known(table: dict[str, Any]) -> tuple[dict[str, Any], str]:
         sizes |= {"model_type": "deepseek_v2", **{key: table.get(key) for key in latent}}
     if (_size(table, "num_experts") or 0) > 1:
         sizes |= _experts(table, sizes)
-    text = f", and the config does not state {' and '.join(assumed)}" if assumed else ""
+    text = f"; the config does not say, so assumed: {', '.join(assumed)}" if assumed else ""
     return sizes, text
 
 

@@ -23,8 +23,8 @@ _ROPE_NEEDS = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor",),
 }
-SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-         "vocab_size", "max_position_embeddings")  # fmt: skip
+_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+          "vocab_size", "max_position_embeddings")  # fmt: skip
 _EXPERT_SIZES = {
     "MixtralForCausalLM": ("num_local_experts", "num_experts_per_tok"),
     "Qwen3MoeForCausalLM": ("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
@@ -44,8 +44,9 @@ def check_supported(config: dict[str, Any], folder: Path) -> None:
     """
     _check_kind(config, folder)
     architecture(config)
-    _check_numbers(config)
-    _check_experts(config)
+    check_sizes(config)
+    if config.get("hidden_act", "silu") != "silu":
+        raise InputError(f"activation {config['hidden_act']!r} is not supported (only silu)")
     _check_rope(config)
     window = active_window(config)
     if window is not None:
@@ -195,15 +196,15 @@ def _may_generate(name: str) -> bool:
     return "For" not in name or "ForCausalLM" in name or name.endswith("ForConditionalGeneration")
 
 
-def _check_numbers(config: dict[str, Any]) -> None:
-    missing = [key for key in SIZES if not isinstance(config.get(key), int)]
+def check_sizes(config: dict[str, Any]) -> None:
+    """Checks that the config of a supported architecture has all sizes that the decoder needs.
+
+    Raises:
+        InputError: naming what is missing.
+    """
+    missing = [key for key in _SIZES if not isinstance(config.get(key), int)]
     if missing:
         raise InputError(f"config.json lacks {', '.join(missing)}")
-    if config.get("hidden_act", "silu") != "silu":
-        raise InputError(f"activation {config['hidden_act']!r} is not supported (only silu)")
-
-
-def _check_experts(config: dict[str, Any]) -> None:
     keys = _EXPERT_SIZES.get(architecture(config))
     if keys is None:
         return
