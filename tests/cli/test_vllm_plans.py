@@ -81,7 +81,7 @@ def test_what_only_vllm_runs_is_planned_and_executed_for_it(
     assert statuses(tmp_path / "plan.run") == ["ok", "ok"]
     assert engine_of(tmp_path / "plan.run") == "vllm"
     assert blendrun("simulate", "plan.json").code == 0
-    assert "quick brown" in blendrun("inspect", "plan.json", "--tree").out
+    assert "quick brown" in blendrun("inspect", "plan.json").out
 
 
 def test_the_native_engine_refuses_such_a_plan_before_anything_else(
