@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -79,8 +80,9 @@ def run_plan(
 
     `begin_s`: when the command began, on the monotonic clock.
     """
-    engine = given.get("engine") or read_header(plan)[0].engine
-    settings = flags.execute_settings({**given, "engine": engine})
+    settings = flags.execute_settings(given)
+    if given.get("engine") is None:
+        settings = replace(settings, engine=read_header(plan)[0].engine)
     num_ranks = ranks.number(plan)
     with (
         engine_run(run_dir, settings) as events,
