@@ -83,7 +83,7 @@ def planned_sizes(config: dict[str, Any]) -> PlannedSizes:
         notes.append(f"the estimate takes windows of attention ({window:,} tokens) as full")
     quantised = config.get("quantization_config") or config.get("compression_config")
     quantised = quantised or table.get("quantization_config")
-    if quantised:
+    if isinstance(quantised, dict) and quantised:
         method, bits = weight_bits(quantised)
         sizes[LAYER_BITS] = bits
         notes.append(f"weights of the layers count {bits:.3g} bits ({method}); arithmetic as bf16")
@@ -115,11 +115,11 @@ def _family(table: dict[str, Any]) -> str:
 
 def _check_has_kv(table: dict[str, Any]) -> None:
     """Raises InputError where layers keep a state of a request instead of K and V."""
-    kinds = table.get("layer_types") or table.get("layers_block_type") or ()
+    kinds = _entries(table, "layer_types") or _entries(table, "layers_block_type")
     found = sorted({str(k) for k in kinds if any(word in str(k) for word in _STATE_LAYERS)})
     if not kinds:  # a list says it better: it may name attention only
         found = [key for key in _STATE_KEYS if table.get(key)]
-        if 0 in (table.get("attn_type_list") or ()):
+        if 0 in _entries(table, "attn_type_list"):
             found.append("attn_type_list")
     if found:
         raise InputError(
@@ -150,8 +150,8 @@ def _like_known(table: dict[str, Any]) -> tuple[dict[str, Any], str]:
         assumed.append(f"contexts of {positions:,} tokens")
     inner = _size(table, "intermediate_size") or _size(table, "moe_intermediate_size")
     if inner is None:
-        factor = table.get("expansion_ratio") or 4  # as in the first transformers
-        inner = int(factor * hidden)
+        factor = _whole(table.get("expansion_ratio")) or 4  # as in the first transformers
+        inner = factor * hidden
         assumed.append(f"MLPs {factor} times as wide as the hidden size")
     sizes |= {"max_position_embeddings": positions, "intermediate_size": inner}
     if all(table.get(key) for key in _LATENT):
@@ -191,7 +191,7 @@ def _experts(table: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
             "first_k_dense_replace": first,
             "moe_layer_freq": every,
         }
-    dense = {*range(first), *(table.get("mlp_only_layers") or ())}
+    dense = {*range(first), *_entries(table, "mlp_only_layers")}
     return {
         **fields,
         "model_type": "qwen3_moe",
@@ -215,6 +215,11 @@ def _required(table: dict[str, Any], size: str) -> int:
         names = ", ".join(_NAMES[size])
         raise InputError(f"config.json lacks {size}", f"it may also be called: {names}")
     return found
+
+
+def _entries(table: dict[str, Any], key: str) -> list[Any]:
+    value = table.get(key)
+    return value if isinstance(value, list) else []
 
 
 def _size(table: dict[str, Any], size: str) -> int | None:
