@@ -1,6 +1,8 @@
 import pytest
 
 from blendrun.config import shipped_names
+from blendrun.cost.cost_model import CostModel, Flavour
+from blendrun.cost.hardware import HardwareProfile
 from blendrun.cost.model_shape import ModelShape
 from blendrun.errors import InputError
 
@@ -196,9 +198,33 @@ def test_a_dense_step_reads_the_same_whatever_its_size():
     assert model.touched_params([1, 500]).tolist() == [model.body_params + model.head_params] * 2
 
 
+def test_quantised_layers_weigh_less_and_embedding_and_head_do_not():
+    plain = ModelShape.from_hf_config(QWEN3_MOE, "tiny")
+    four = ModelShape.from_hf_config({**QWEN3_MOE, "layer_weight_bits": 4}, "tiny")
+    tables = 2 * plain.head_params  # embedding and head
+    layers = plain.total_params - tables
+    assert plain.weight_bytes() == 2 * plain.total_params
+    assert four.weight_bytes() == layers // 2 + 2 * tables
+    assert four.weight_bytes(4) == layers // 2 + 4 * tables
+    assert plain.touched_bytes([1, 9]).tolist() == (2 * plain.touched_params([1, 9])).tolist()
+    assert four.touched_bytes(1) == plain.body_params / 2 + 2 * plain.head_params
+
+
+@pytest.mark.parametrize("flavour", ["product", "paper"])
+def test_a_step_reads_quantised_weights_sooner(flavour: Flavour):
+    hardware = HardwareProfile.load("a100-80gb-sxm")
+    plain, four = (
+        CostModel(shape(layer_weight_bits=bits), hardware, flavour=flavour) for bits in (None, 4)
+    )
+    assert four.weight_read_s < plain.weight_read_s
+    assert four.kv_capacity_tokens > plain.kv_capacity_tokens
+    assert four.kv_bytes_per_token == plain.kv_bytes_per_token
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"layer_weight_bits": "4"}, "'layer_weight_bits' must be a number from 1 to 32"),
         ({"model_type": "gpt2"}, "model type 'gpt2' is not supported"),
         ({"hidden_size": None}, "has no 'hidden_size'"),
         ({"num_hidden_layers": 0}, "'num_hidden_layers' must be a whole number above 0"),

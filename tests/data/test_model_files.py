@@ -112,6 +112,76 @@ def test_the_refusal_of_an_architecture_lists_the_supported_ones(tmp_path):
     assert caught.value.hint == f"supported: {supported}"
 
 
+ONLY_NATIVE_REFUSES = {
+    "other architecture": "supported: LlamaForCausalLM",
+    "quantised": "use the bf16 version, or a GGUF file",
+    "own code": "",
+    "vision": "supported: LlamaForCausalLM",
+    "activation": "",
+    "dynamic rope": "supported: default",
+    "partial rotary": "",
+    "qwen window": "use a model with full attention",
+}
+
+
+@pytest.mark.parametrize("name", ONLY_NATIVE_REFUSES)
+def test_a_refusal_names_vllm_where_that_may_run_the_model(name, tmp_path):
+    config = {**REFUSED[name][0]}
+    if "quantization_config" in config:
+        config["quantization_config"] = {"quant_method": "awq", "bits": 4}
+    folder = str(write_folder(tmp_path, config))
+    with pytest.raises(InputError, match=REFUSED[name][1]) as caught:
+        resolve_model(folder)
+    before, _, last = f"; {caught.value.hint}".rpartition("; ")
+    assert last == "with --engine vllm: whatever vLLM runs"
+    assert before.removeprefix("; ").startswith(ONLY_NATIVE_REFUSES[name])
+    files = resolve_model(folder, engine="vllm")
+    assert (files.max_position, files.eos_token_ids) == (4096, (2,))
+    assert files.fingerprint
+
+
+@pytest.mark.parametrize("engine", ["native", "vllm"])
+@pytest.mark.parametrize(
+    "name", ["encoder", "embedding", "classifier", "missing size", "mixtral without experts"]
+)
+def test_what_no_engine_generates_with_is_refused_for_each(name, engine, tmp_path):
+    config, message = REFUSED[name]
+    folder = str(write_folder(tmp_path, config))
+    with pytest.raises(InputError, match=message) as caught:
+        resolve_model(folder, engine=engine)
+    assert "vllm" not in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("names", [
+    ["T5ForConditionalGeneration"], ["Qwen2ForRewardModel"], ["BertModel"], ["JinaForRanking"],
+])  # fmt: skip
+def test_models_that_do_not_generate_are_refused_for_vllm(names, tmp_path):
+    config = {**LLAMA, "architectures": names, "is_encoder_decoder": names[0].startswith("T5")}
+    folder = str(write_folder(tmp_path, config))
+    with pytest.raises(InputError, match=f"only causal language models.*{names[0]}"):
+        resolve_model(folder, engine="vllm")
+
+
+@pytest.mark.parametrize(
+    "name", ["GPT2LMHeadModel", "ChatGLMModel", "MiniCPMV", "Phi4ForCausalLMV", "InternVLChatModel"]
+)
+def test_classes_with_other_names_generate_on_vllm(name, tmp_path):
+    folder = str(write_folder(tmp_path, {**LLAMA, "architectures": [name], "model_type": "x"}))
+    assert resolve_model(folder, engine="vllm").config["model_type"] == "llama"
+
+
+def test_a_config_of_no_kind_is_refused_for_vllm(tmp_path):
+    folder = str(write_folder(tmp_path, {**LLAMA, "architectures": None}))
+    with pytest.raises(InputError, match=r"config\.json lacks architectures and model_type"):
+        resolve_model(folder, engine="vllm")
+
+
+def test_the_end_of_an_answer_is_also_found_in_the_text_part(tmp_path):
+    config = {"model_type": "x", "text_config": {**LLAMA, "eos_token_id": [5, 4]}}
+    folder = str(write_folder(tmp_path, config))
+    assert resolve_model(folder, engine="vllm").eos_token_ids == (4, 5)
+
+
 def test_sentence_embedding_models_are_refused(tmp_path):
     folder = write_folder(tmp_path, LLAMA, ["model.safetensors", "modules.json"])
     with pytest.raises(InputError, match="embedding"):

@@ -15,6 +15,7 @@ from blendrun.cli.execute import FINISHED_WITH_ERROR_ROWS
 from blendrun.data.results import ResultJournal, read_steps
 from blendrun.report.report import make_report
 from tiny_jobs import plan_job
+from tiny_models import make_checkpoint
 
 EOS = 2
 PREFIX = [5 + i % 200 for i in range(150)]  # more than a block
@@ -62,6 +63,30 @@ def answers(run_dir: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def generated(
+    model: Path, chosen: list[dict[str, Any]], environment: dict[str, str], tmp_path: Path
+) -> list[list[int]]:
+    """What `LLM.generate` answers to these rows."""
+    names = ("repetition_penalty", "logit_bias")
+    job = {
+        "engine": {"model": str(model), "max_model_len": 256},
+        "prompts": [row["prompt_token_ids"] for row in chosen],
+        "params": [
+            {"max_tokens": row["max_tokens"], "stop_token_ids": [EOS],
+             **{name: row[name] for name in names if name in row}}
+            for row in chosen
+        ],
+    }  # fmt: skip
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    script = Path(__file__).with_name("direct.py")
+    said = subprocess.run(
+        [sys.executable, script, tmp_path / "job.json"], env=environment, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    answered: list[list[int]] = json.loads(said.stdout.splitlines()[-1])
+    return answered
+
+
 def test_all_rows_are_accounted_for_after_a_kill(killed_run: Path):
     rows = answers(killed_run)
     assert len(rows) == len(ROWS)
@@ -76,26 +101,25 @@ def test_all_rows_are_accounted_for_after_a_kill(killed_run: Path):
 def test_greedy_answers_are_those_of_generate(
     killed_run: Path, environment: dict[str, str], wide_checkpoint: Path, tmp_path: Path
 ):
-    names = ("repetition_penalty", "logit_bias")
     chosen = ROWS[: len(PLAIN) + 2]
-    job = {
-        "engine": {"model": str(wide_checkpoint), "max_model_len": 256},
-        "prompts": [row["prompt_token_ids"] for row in chosen],
-        "params": [
-            {"max_tokens": row["max_tokens"], "stop_token_ids": [EOS],
-             **{name: row[name] for name in names if name in row}}
-            for row in chosen
-        ],
-    }  # fmt: skip
-    (tmp_path / "job.json").write_text(json.dumps(job))
-    script = Path(__file__).with_name("direct.py")
-    said = subprocess.run(
-        [sys.executable, script, tmp_path / "job.json"], env=environment, capture_output=True,
-        text=True, check=True,
-    )  # fmt: skip
-    expected = json.loads(said.stdout.splitlines()[-1])
     found = [row["output_token_ids"] for row in answers(killed_run)[: len(chosen)]]
-    assert found == expected
+    assert found == generated(wide_checkpoint, chosen, environment, tmp_path)
+
+
+def test_a_model_that_only_vllm_runs_is_planned_and_answered(
+    environment: dict[str, str], tmp_path: Path
+):
+    model = make_checkpoint(
+        tmp_path / "model", "FalconForCausalLM", hidden_size=256, num_key_value_heads=4
+    )
+    plan, made = plan_job(tmp_path, PLAIN, model, hardware="cpu", engine="vllm")
+    assert "Llama-like layers" in " ".join(made.warnings)
+    command = [sys.executable, "-m", "blendrun", "execute", str(plan), "--run-dir",
+               str(tmp_path / "run"), "--dtype", "float32", "--kv-memory", "64MiB"]  # fmt: skip
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = [row["output_token_ids"] for row in answers(tmp_path / "run")]
+    assert found == generated(model, PLAIN, environment, tmp_path)
 
 
 def test_each_parameter_has_its_effect(killed_run: Path):

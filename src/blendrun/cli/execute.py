@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +19,7 @@ from blendrun.cli.progress import RunProgress
 from blendrun.cli.ranks import RankFlags
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.errors import InputError
+from blendrun.schedule.plan_file import read_header
 from blendrun.units import count_of
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ INTERRUPTED = 130
 def execute(
     plan: Annotated[Path, typer.Argument(help="A plan made by blendrun plan.")],
     run_dir: flags.RunDir = None,
-    engine: flags.Engine = None,
+    engine: flags.RunEngine = None,
     policy: flags.RunPolicy = None,
     model: flags.ModelPath = None,
     tp: flags.RunTp = None,
@@ -79,6 +81,8 @@ def run_plan(
     `begin_s`: when the command began, on the monotonic clock.
     """
     settings = flags.execute_settings(given)
+    if given.get("engine") is None:
+        settings = replace(settings, engine=read_header(plan)[0].engine)
     num_ranks = ranks.number(plan)
     with (
         engine_run(run_dir, settings) as events,

@@ -169,7 +169,14 @@ IgnoreEos = Annotated[
     bool | None, typer.Option("--ignore-eos", help="Go on to max_tokens whatever the model says.")
 ]
 Engine = Annotated[
-    str | None, _run("engine", "What computes: native, or vllm (docs/vllm.md).", "--engine")
+    str | None,
+    _plan("engine", "What is to compute: native, or vllm (docs/vllm.md).", "--engine"),
+]
+RunEngine = Annotated[
+    str | None,
+    typer.Option(
+        "--engine", help="What computes: native, or vllm (docs/vllm.md; default: as planned)."
+    ),
 ]
 RunPolicy = Annotated[
     str | None,

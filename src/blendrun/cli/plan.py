@@ -26,6 +26,7 @@ def plan(
     config: flags.Config = None,
     model: flags.Model = None,
     tokenizer: flags.Tokenizer = None,
+    engine: flags.Engine = None,
     hardware: flags.Hardware = None,
     policy: flags.PolicyFlag = None,
     budget: flags.Budget = None,
@@ -90,6 +91,8 @@ def plan(
     settings = flags.plan_settings(config, given)
     if warmup and settings.value.window is not None:
         raise InputError("--warmup does not go with --window", "leave out one of them")
+    if warmup and settings.value.engine == "vllm":
+        raise InputError("--warmup does not go with --engine vllm", "leave out one of them")
     with StageProgress() as progress:
         made = make_plan(prompts, settings, output, progress)
     if warmup:

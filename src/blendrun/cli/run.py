@@ -21,7 +21,6 @@ from blendrun.schedule.plan_record import Plan
 from blendrun.schedule.planner import make_plan
 
 _EXECUTE = (
-    "engine",
     "dtype",
     "kv_dtype",
     "load_format",
@@ -128,6 +127,7 @@ def run(
     execute_flags = {name: given.pop(name) for name in _EXECUTE}
     plan_flags = {k: v for k, v in given.items() if k not in ("prompts", "output", "config")}
     settings = flags.plan_settings(config, plan_flags | {"hardware": hardware or "this-cpu"})
+    execute_flags["engine"] = settings.value.engine
     plan_path = output / "plan.json"
     chosen = flags.execute_settings(execute_flags)  # refuses unusable ones before planning
 

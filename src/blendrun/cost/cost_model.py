@@ -20,7 +20,7 @@ Flavour = Literal["product", "paper"]
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Prices requests on `tp` devices of one kind; bf16 weights, KV as stated.
+    """Prices requests on `tp` devices of one kind; weights of the shape, KV as stated.
 
     Lengths are token counts (scalars or arrays that broadcast); seconds come back as float64 of
     the broadcast shape.
@@ -183,10 +183,10 @@ class CostModel:
     def step_weight_read_s(self, num_tokens: Numbers) -> Floats:
         """Time to read the weights that a step over `num_tokens` tokens touches."""
         if self.flavour == "paper":
-            params = self.shape.total_params + 0 * as_floats(num_tokens)
+            weight_bytes = self.shape.weight_bytes() + 0 * as_floats(num_tokens)
         else:
-            params = self.shape.touched_params(num_tokens)
-        return params * BF16_BYTES / (self.hardware.effective_bandwidth * self.tp)
+            weight_bytes = self.shape.touched_bytes(num_tokens)
+        return weight_bytes / (self.hardware.effective_bandwidth * self.tp)
 
     @property
     def weight_read_s(self) -> float:

@@ -94,6 +94,22 @@ class Fields:
         return self.integer("kv_lora_rank") + self.integer("qk_rope_head_dim")
 
     @property
+    def layer_weight_bits(self) -> float | None:
+        """Bits of a weight in the layers of a quantised model, scales included, else None.
+
+        Raises:
+            InputError: it is no such number.
+        """
+        value = self.table.get("layer_weight_bits")
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 32:
+            raise InputError(
+                f"{self.name}: 'layer_weight_bits' must be a number from 1 to 32, not {value!r}"
+            )
+        return float(value)
+
+    @property
     def tied(self) -> bool:
         """Whether the output head is the embedding table."""
         return self.flag("tie_word_embeddings")

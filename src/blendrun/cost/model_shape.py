@@ -51,6 +51,7 @@ class ModelShape:
     experts_per_token: int = 0
     num_expert_layers: int = 0
     expert_params: int = 0  # of one routed expert of one layer
+    layer_weight_bits: float | None = None  # of quantised layers; None: as wide as the rest
 
     @classmethod
     def from_hf_config(cls, config: Mapping[str, Any], name: str = "model") -> Self:
@@ -73,6 +74,7 @@ class ModelShape:
             vocab_size=fields.integer("vocab_size"),
             max_position=fields.integer("max_position_embeddings"),
             latent_width=fields.latent_width,
+            layer_weight_bits=fields.layer_weight_bits,
             **{field: getattr(params, field) for field in params.__slots__},
         )
 
@@ -105,14 +107,29 @@ class ModelShape:
             )
         return cls.from_toml(shipped)
 
+    def touched_bytes(self, num_tokens: Numbers) -> Floats:
+        """Bytes of `touched_params`; what is not quantised is bf16."""
+        layers = self.touched_params(num_tokens) - self.head_params
+        return as_floats(self._bytes(layers, self.head_params, BF16_BYTES))
+
+    def _bytes(self, layers: Any, others: int, element_bytes: int) -> Any:
+        if self.layer_weight_bits is None:
+            return (layers + others) * element_bytes
+        return layers * self.layer_weight_bits / 8 + others * element_bytes
+
     @property
     def query_width(self) -> int:
         """Width of all query heads; may differ from the hidden width."""
         return self.num_heads * self.head_dim
 
     def weight_bytes(self, element_bytes: int = BF16_BYTES) -> int:
-        """Memory of all weights, before they are divided among ranks."""
-        return self.total_params * element_bytes
+        """Memory of all weights, before they are divided among ranks.
+
+        `element_bytes`: of one that is not quantised, which embedding and head never are.
+        """
+        unused = (self.num_experts - self.experts_per_token) * self.expert_params
+        layers = self.body_params + self.num_expert_layers * unused
+        return int(self._bytes(layers, self.total_params - layers, element_bytes))
 
     def kv_bytes_per_token(self, tp: int = 1, element_bytes: int = BF16_BYTES) -> int:
         """Bytes that one cached token takes on one of `tp` ranks, over all layers.

@@ -10,12 +10,13 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from blendrun.data.gguf import convert_gguf
 from blendrun.data.gguf_tokenizer import token_text
 from blendrun.data.hub import download
-from blendrun.data.model_support import check_files, check_supported
+from blendrun.data.model_sizes import PlannedSizes, planned_sizes
+from blendrun.data.model_support import check_files, check_generates, check_supported
 from blendrun.errors import InputError
 
 _FINGERPRINTED = ("config.json", "generation_config.json", "tokenizer.json",
@@ -23,9 +24,12 @@ _FINGERPRINTED = ("config.json", "generation_config.json", "tokenizer.json",
                   "chat_template.jinja")  # fmt: skip
 
 
+Engine = Literal["native", "vllm"]  # what is to compute
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A supported checkpoint on this machine.
+    """A checkpoint on this machine that the engine in question may run.
 
     `fingerprint` covers config and tokenizer files only, so that it is the same before and after
     the weights arrive; `weights_fingerprint` covers names and sizes of the weight files.
@@ -33,10 +37,11 @@ class ModelFiles:
 
     spec: str
     folder: Path
-    config: dict[str, Any]
+    config: dict[str, Any]  # for vLLM one of the same sizes, of a family that can be priced
     fingerprint: str
     eos_token_ids: tuple[int, ...]
     max_position: int
+    notes: tuple[str, ...] = ()  # on what `config` takes for granted
 
     def weights_fingerprint(self) -> str:
         digest = hashlib.sha256()
@@ -45,25 +50,29 @@ class ModelFiles:
         return digest.hexdigest()[:16]
 
 
-def resolve_model(spec: str, cache_dir: Path | None = None, weights: bool = True) -> ModelFiles:
+def resolve_model(
+    spec: str, cache_dir: Path | None = None, weights: bool = True, engine: Engine = "native"
+) -> ModelFiles:
     """The checkpoint that `spec` names: a Hugging Face id, a folder, or a `.gguf` file.
 
-    Without `weights`, config and tokenizer files are enough and nothing large is read.
+    Without `weights`, config and tokenizer files are enough and nothing large is read. vLLM as the
+    `engine` runs more kinds of models than the native one.
 
     Raises:
         InputError: nothing is found, or the model is of a kind that blendrun refuses.
     """
-    folder = _find_folder(spec, cache_dir or default_cache_dir(), weights)
+    folder = _find_folder(spec, cache_dir or default_cache_dir(), weights, engine)
     check_files(folder, weights)
     config = read_json(folder / "config.json")
-    check_supported(config, folder)
+    sizes = _checked(config, folder, engine)
     return ModelFiles(
         spec=spec,
         folder=folder,
-        config=config,
+        config=sizes.config,
         fingerprint=_fingerprint(folder),
         eos_token_ids=_eos_token_ids(folder, config),
-        max_position=int(config["max_position_embeddings"]),
+        max_position=int(sizes.config["max_position_embeddings"]),
+        notes=sizes.notes,
     )
 
 
@@ -89,7 +98,24 @@ def read_json(path: Path) -> dict[str, Any]:
     return table
 
 
-def _find_folder(spec: str, cache_dir: Path, weights: bool) -> Path:
+def _checked(config: dict[str, Any], folder: Path, engine: Engine) -> PlannedSizes:
+    """The config as `engine` and prices go by it. Raises InputError where it cannot run."""
+    if engine == "vllm":
+        check_generates(config, folder)
+        return planned_sizes(config)
+    try:
+        check_supported(config, folder)
+    except InputError as refusal:
+        try:
+            _checked(config, folder, "vllm")
+        except InputError:
+            raise refusal from None
+        hints = filter(None, (refusal.hint, "with --engine vllm: whatever vLLM runs"))
+        raise InputError(refusal.message, "; ".join(hints)) from None
+    return PlannedSizes(config, ())
+
+
+def _find_folder(spec: str, cache_dir: Path, weights: bool, engine: Engine) -> Path:
     path = Path(spec).expanduser()
     if spec and path.is_dir():
         return path.resolve()
@@ -108,7 +134,7 @@ def _find_folder(spec: str, cache_dir: Path, weights: bool) -> Path:
         return download(spec, weights=False)
     small = download(spec, weights=False)
     check_files(small, weights=False)
-    check_supported(read_json(small / "config.json"), small)
+    _checked(read_json(small / "config.json"), small, engine)
     return download(spec, weights=True)
 
 
@@ -125,7 +151,9 @@ def _fingerprint(folder: Path) -> str:
 def _eos_token_ids(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
     """Every token that ends an answer, by generation config, config and tokenizer; sorted."""
     found: set[int] = set()
-    for table in (read_json(folder / "generation_config.json"), config):
+    text = config.get("text_config")  # of a multimodal model
+    text = text if isinstance(text, dict) else {}
+    for table in (read_json(folder / "generation_config.json"), config, text):
         value = table.get("eos_token_id")
         found.update(value if isinstance(value, list) else [] if value is None else [value])
     token = token_text(read_json(folder / "tokenizer_config.json").get("eos_token"))

@@ -31,6 +31,7 @@ _EXPERT_SIZES = {
 }
 _MULTIMODAL = ("vision_config", "audio_config", "visual", "image_token_id", "mm_vision_tower")
 _EMBEDDING_FILES = ("modules.json", "config_sentence_transformers.json", "1_Pooling")
+_GENERATING_MODELS = ("LMHeadModel", "ChatModel", "ChatGLMModel", "OmniModel")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _MISTRAL_WINDOW = 4096  # what transformers assumes where a Mistral config does not say
 
@@ -43,8 +44,9 @@ def check_supported(config: dict[str, Any], folder: Path) -> None:
     """
     _check_kind(config, folder)
     architecture(config)
-    _check_numbers(config)
-    _check_experts(config)
+    check_sizes(config)
+    if config.get("hidden_act", "silu") != "silu":
+        raise InputError(f"activation {config['hidden_act']!r} is not supported (only silu)")
     _check_rope(config)
     window = active_window(config)
     if window is not None:
@@ -53,6 +55,18 @@ def check_supported(config: dict[str, Any], folder: Path) -> None:
             "use a model with full attention, or a config whose max_position_embeddings "
             "is at most the window",
         )
+
+
+def check_generates(config: dict[str, Any], folder: Path) -> None:
+    """Checks that `config` is of a model that generates, all that is asked where vLLM runs it.
+
+    Raises:
+        InputError: an embedding, encoder or classification model, or one of no kind.
+    """
+    names = _architectures(config)
+    if not names and not config.get("model_type"):
+        raise InputError("config.json lacks architectures and model_type")
+    _check_task(config, folder, [name for name in names if not _may_generate(name)], None)
 
 
 def check_files(folder: Path, weights: bool) -> None:
@@ -147,32 +161,50 @@ def _check_kind(config: dict[str, Any], folder: Path) -> None:
             f"quantised checkpoints ({method}) are not supported",
             "use the bf16 version, or a GGUF file",
         )
-    names = [str(name) for name in config.get("architectures") or ()]
+    names = _architectures(config)
     vision = [key for key in _MULTIMODAL if key in config]
     if vision or any(name.endswith("ForConditionalGeneration") for name in names):
         raise InputError(
             f"vision and other multimodal models are not supported ({', '.join(vision or names)})",
             f"supported: {', '.join(SUPPORTED)}",
         )
-    embedding = [name for name in _EMBEDDING_FILES if (folder / name).exists()]
     wrong_task = [name for name in names if not name.endswith("ForCausalLM")]
+    _check_task(config, folder, wrong_task, f"supported: {', '.join(SUPPORTED)}")
+
+
+def _check_task(
+    config: dict[str, Any], folder: Path, wrong_task: list[str], hint: str | None
+) -> None:
+    embedding = [name for name in _EMBEDDING_FILES if (folder / name).exists()]
     if embedding or wrong_task or config.get("is_encoder_decoder"):
+        found = wrong_task or embedding or _architectures(config)
         raise InputError(
             "only causal language models generate text; embedding, encoder and classification "
-            f"models are not supported ({', '.join(wrong_task or embedding or names)})",
-            f"supported: {', '.join(SUPPORTED)}",
+            f"models are not supported ({', '.join(found)})",
+            hint,
         )
 
 
-def _check_numbers(config: dict[str, Any]) -> None:
+def _architectures(config: dict[str, Any]) -> list[str]:
+    return [str(name) for name in config.get("architectures") or ()]
+
+
+def _may_generate(name: str) -> bool:
+    """Whether a class of this name may be one that vLLM generates with, which knows many kinds."""
+    if name.endswith("Model"):
+        return name.endswith(_GENERATING_MODELS)
+    return "For" not in name or "ForCausalLM" in name or name.endswith("ForConditionalGeneration")
+
+
+def check_sizes(config: dict[str, Any]) -> None:
+    """Checks that the config of a supported architecture has all sizes that the decoder needs.
+
+    Raises:
+        InputError: naming what is missing.
+    """
     missing = [key for key in _SIZES if not isinstance(config.get(key), int)]
     if missing:
         raise InputError(f"config.json lacks {', '.join(missing)}")
-    if config.get("hidden_act", "silu") != "silu":
-        raise InputError(f"activation {config['hidden_act']!r} is not supported (only silu)")
-
-
-def _check_experts(config: dict[str, Any]) -> None:
     keys = _EXPERT_SIZES.get(architecture(config))
     if keys is None:
         return

@@ -199,7 +199,8 @@ def _export(plan: Plan, sources: Sequence[SourceFile], settings: ExecuteSettings
     chats = plan.settings.get("messages_column") or ColumnNames().messages
 
     def tokens() -> Detokenizer:
-        files = resolve_model(settings.model or plan.model.spec, weights=False)
+        spec = settings.model or plan.model.spec
+        files = resolve_model(spec, weights=False, engine=settings.engine)
         return Detokenizer.from_folder(files.folder)
 
     return Export(settings.output_format, sources, plan.model.name, plan.job_id, chats, tokens)
@@ -220,7 +221,7 @@ def _check_executable(plan: Plan, settings: ExecuteSettings) -> None:
     if settings.engine == "vllm":
         check_vllm(settings)
     tp = settings.tp or plan.tp
-    if tp > 1 and settings.engine == "native":
+    if settings.engine == "native" and (tp > 1 or plan.engine != "native"):
         files = resolve_model(settings.model or plan.model.spec, weights=False)
         config = DecoderConfig.from_hf(files.config)
         check_tp(tp, config.num_heads, config.num_kv_heads, plan.model.name)

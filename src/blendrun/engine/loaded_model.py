@@ -144,7 +144,8 @@ def find_model(plan: Plan, settings: ExecuteSettings) -> ModelFiles:
         PlanError: its config or tokenizer is not the one of the plan.
     """
     weights = settings.load_format != "dummy"
-    files = resolve_model(settings.model or plan.model.spec, weights=weights)
+    spec = settings.model or plan.model.spec
+    files = resolve_model(spec, weights=weights, engine=settings.engine)
     if files.fingerprint != plan.model.fingerprint:
         raise PlanError(
             f"{files.spec} is not the model of the plan: its config or tokenizer differs",

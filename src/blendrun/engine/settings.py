@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from blendrun.data.exports import OutputFormat
-from blendrun.data.model_files import ModelFiles
+from blendrun.data.model_files import Engine, ModelFiles
 from blendrun.errors import InputError
 from blendrun.schedule.plan_record import Plan
 
@@ -13,7 +13,7 @@ from blendrun.schedule.plan_record import Plan
 class ExecuteSettings:
     """Settings of `blendrun execute`."""
 
-    engine: Literal["native", "vllm"] = "native"  # what computes
+    engine: Engine = "native"  # what computes
     policy: str | None = None  # the order in which requests run; None: that of the plan
     model: str | None = None  # where the plan's model lies now, if it moved
     tp: int | None = None  # tensor-parallel ranks; None: as many as the plan says

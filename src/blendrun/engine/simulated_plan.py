@@ -22,7 +22,7 @@ def plan_shape(plan: Plan) -> ModelShape:
     """
     if plan.model.spec.endswith(".toml"):
         return ModelShape.load(plan.model.spec)
-    files = resolve_model(plan.model.spec, weights=False)
+    files = resolve_model(plan.model.spec, weights=False, engine=plan.engine)
     return ModelShape.from_hf_config(files.config, plan.model.name)
 
 

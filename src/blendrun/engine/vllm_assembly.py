@@ -41,7 +41,7 @@ from blendrun.schedule.step_job import steering
 from blendrun.tree.prefix_tree import Int32
 from blendrun.units import format_bytes
 
-_ELEMENT_BYTES = {"bfloat16": 2, "float32": 4}
+_ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _LARGEST_BLOCK = 256  # tokens, of any vLLM
 # of `StepRecord`, which vLLM does not tell apart
 UNKNOWN = ("attention_s", "sample_s")

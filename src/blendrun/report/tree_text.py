@@ -53,7 +53,7 @@ def open_tokenizer(plan: Plan) -> PromptTokenizer | None:
     if not spec:
         return None
     try:
-        files = resolve_model(spec, weights=False)
+        files = resolve_model(spec, weights=False, engine=plan.engine)
         if plan.model.fingerprint not in ("", files.fingerprint):
             return None
         return PromptTokenizer.from_folder(files.folder)

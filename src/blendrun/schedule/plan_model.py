@@ -16,6 +16,7 @@ class PlannedModel:
     shape: ModelShape
     tokenizer: PromptTokenizer | None  # None: only token-id prompts
     record: PlanModel
+    notes: tuple[str, ...] = ()  # on what the shape takes for granted
 
 
 def load_model(settings: PlanSettings) -> PlannedModel:
@@ -29,15 +30,15 @@ def load_model(settings: PlanSettings) -> PlannedModel:
         shape = ModelShape.load(spec)
         tokenizer = None
         if settings.tokenizer is not None:
-            folder = resolve_model(settings.tokenizer, weights=False).folder
-            tokenizer = PromptTokenizer.from_folder(folder)
+            files = resolve_model(settings.tokenizer, weights=False, engine=settings.engine)
+            tokenizer = PromptTokenizer.from_folder(files.folder)
         return PlannedModel(shape, tokenizer, PlanModel(spec, shape.name, "", ()))
     if settings.tokenizer is not None:
         raise InputError(
             "--tokenizer goes with a model shape (.toml); a checkpoint brings its own",
             "leave --tokenizer out",
         )
-    files = resolve_model(spec, weights=False)
+    files = resolve_model(spec, weights=False, engine=settings.engine)
     local = Path(spec).expanduser()
     record = PlanModel(
         str(local.resolve()) if local.exists() else spec,
@@ -46,4 +47,4 @@ def load_model(settings: PlanSettings) -> PlannedModel:
         files.eos_token_ids,
     )
     shape = ModelShape.from_hf_config(files.config, record.name)
-    return PlannedModel(shape, PromptTokenizer.from_folder(files.folder), record)
+    return PlannedModel(shape, PromptTokenizer.from_folder(files.folder), record, files.notes)

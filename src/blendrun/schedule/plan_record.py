@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from blendrun.data.model_files import Engine
+
 FORMAT = "blendrun-plan"
 VERSION = 5
 
@@ -114,6 +116,11 @@ class Plan:
     ranks_reason: str = ""  # why so many, where they were chosen automatically
     window: int | None = None  # which one of a larger plan this is
     input_notes: tuple[str, ...] = ()  # those of `warnings` that are about rows as they were read
+
+    @property
+    def engine(self) -> Engine:
+        """What is to execute it."""
+        return "vllm" if self.settings.get("engine") == "vllm" else "native"
 
 
 def _values(record: Any) -> dict[str, Any]:

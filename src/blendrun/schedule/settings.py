@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from blendrun.data.columns import ColumnNames
 from blendrun.data.input_options import BadUnicode, InputFormat, InputOptions, Truncate
+from blendrun.data.model_files import Engine
 from blendrun.data.param_kinds import to_bias
 from blendrun.data.sampling import SamplingParams
 from blendrun.data.structures import STRUCTURE_COLUMNS, default_structure
@@ -23,6 +24,7 @@ class PlanSettings:
 
     model: str
     tokenizer: str | None = None  # folder or id; only for model shapes that come without one
+    engine: Engine = "native"  # that is to execute the plan; vllm: of models that only it runs, too
     hardware: str = "auto"
     policy: Policy = "blend"
     budget: Budget = "auto"

@@ -65,7 +65,7 @@ def describe(
         times=times,
         settings=asdict(wanted),
         settings_from=dict(settings.origins),
-        warnings=tuple(_warnings(job, counts)),
+        warnings=(*_warnings(job, counts), *model.notes),
         sources=(),
         ranks=tuple(
             PlannedRank(len(part.requests), part.compute_s, part.memory_s, part.predicted_s)
