@@ -28,7 +28,6 @@ from blendrun.engine.step_part import StepPart
 from blendrun.engine.tensor_group import Message
 from blendrun.engine.tokens_ahead import TokensAhead
 from blendrun.engine.vocab_shards import best_tokens, whole_logits
-from blendrun.kernels.cpu.argmax import best as best_columns
 from blendrun.kernels.cpu.rotation import Rotation
 from blendrun.kernels.cpu.shared_prefixes import SharedPrefixes, find_shared_prefixes
 from blendrun.kernels.uploads import upload
@@ -181,7 +180,7 @@ class StepRunner:
                 best.append(best_tokens(self._decoder.best(some), vocab_size, group))
             else:
                 logits = self._decoder.logits(some)
-                best.append(best_tokens(best_columns(logits), vocab_size, group))
+                best.append(best_tokens(self._decoder.tokens.best(logits), vocab_size, group))
                 rows = self._indices(step.whole[low:high] - np.int32(start))
                 chosen = logits if len(rows) == len(logits) else logits[rows]
                 whole.append(whole_logits(chosen, vocab_size, group))

@@ -56,7 +56,7 @@ class TorchBackend:
         # requests that share prefixes are neighbours here
         self._place = np.argsort(requests.tree.leaf_order)
         self._scores = scores
-        self._drawer = TokenDrawer(requests, generations, guides)
+        self._drawer = TokenDrawer(requests, generations, guides, decoder.tokens)
         pages = KvPages(cache.num_pages, cache.page_size, share_reads, may_split)
         self._group.tell(pages.message())
         self._runner = StepRunner(decoder, attention, pages, overlap, capture)
