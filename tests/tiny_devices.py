@@ -1,5 +1,6 @@
 """The engine's GPU path on the CPU, with the stand-in for FlashInfer."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from blendrun.data.model_files import ModelFiles
 from blendrun.engine.compute import Compute, torch_compute, triton_compute
 from blendrun.engine.kv_dtypes import KV_DTYPES
 from blendrun.engine.loaded_model import LoadedModel
+from blendrun.engine.sampler import PLAIN_TOKENS, TokenKernels
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.kernels.cpu.shared_prefixes import COST_LEN
 from blendrun.kernels.flashinfer.attention import FlashInferAttention
@@ -37,12 +39,15 @@ def stand_in_compute(
 class OnStandIn:
     """A `ModelLoader`; shared prefixes are read in levels whatever that costs."""
 
-    def __init__(self, library: Any = flashinfer_stand_in) -> None:
-        self._library = library
+    def __init__(
+        self, library: Any = flashinfer_stand_in, tokens: TokenKernels = PLAIN_TOKENS
+    ) -> None:
+        self._library, self._tokens = library, tokens
 
     def compute(self, settings: ExecuteSettings) -> Compute:
         kv_dtype = KV_DTYPES[settings.kv_dtype]
-        return stand_in_compute(self._library, settings.pod, prefix_cost_len=0, kv_dtype=kv_dtype)
+        made = stand_in_compute(self._library, settings.pod, prefix_cost_len=0, kv_dtype=kv_dtype)
+        return replace(made, tokens=self._tokens)
 
     def __call__(self, files: ModelFiles, settings: ExecuteSettings) -> LoadedModel:
         return LoadedModel.load(files, settings, compute=self.compute(settings))

@@ -57,7 +57,7 @@ def load_on_threads(
         compute = compute_of(settings) if compute_of else checked_compute(config, settings)
         decoder = load_decoder(files.folder, config, settings, compute, group)
         with suppress(BackendError):  # `_END`
-            follow(decoder, compute.attention)
+            follow(decoder, compute)
 
     threads = ThreadPoolExecutor(settings.tp)
     first, others, store = _ranks(settings.tp, settings.deterministic, work, threads)

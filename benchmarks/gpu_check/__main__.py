@@ -23,7 +23,7 @@ from gpu_check.options import CheckOptions
 from gpu_check.sections import SECTIONS, run_section
 from gpu_check.table import lines
 
-NUM_CASES = 7  # of `numerics`, for each kernel library
+NUM_CASES = 8  # of `numerics`, for each kernel library
 PREFERRED = ("flashinfer", "triton", "torch")
 
 

@@ -19,6 +19,7 @@ from gpu_check.results import Findings
 HAS_NO_NUMBA = stand_in_for_numba()  # before what follows is imported
 
 from blendrun.engine.compute import Compute  # noqa: E402
+from blendrun.engine.token_check import differing_frac  # noqa: E402
 from blendrun.kernels.cpu.rotary_reference import rotated  # noqa: E402
 from blendrun.kernels.cpu.rotation import Rotation  # noqa: E402
 from blendrun.kernels.cpu.shared_prefixes import find_shared_prefixes  # noqa: E402
@@ -46,6 +47,9 @@ def check(options: CheckOptions, findings: Findings) -> None:
         cases = _attention_cases(options, compute, device.dtype)
         cases["rotary and KV writes"] = partial(_writes_error, options, compute, device.dtype)
         cases |= _elementwise_cases(options, compute, device.dtype)
+        vocab_size = options.model_config["vocab_size"]
+        drawn = (compute.tokens, vocab_size, device.dtype, device.device)
+        cases["tokens that differ"] = partial(differing_frac, *drawn)
         for what, case in cases.items():
             try:
                 value = case()

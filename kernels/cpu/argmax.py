@@ -1,7 +1,7 @@
 """The best entry of each row of logits: `argmax.cpp`, or plain torch."""
 
 import ctypes
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -26,6 +26,11 @@ class Best(NamedTuple):
     value: Tensor  # [R], in any dtype; what it and the column are where not finite does not matter
     finite: Tensor  # bool [R]: whether all of the row is
 
+    @classmethod
+    def of(cls, logits: Tensor, column: Tensor, finite: Tensor) -> Self:
+        """What an `argmax` of `logits` [R, N] has found, and the values that are there."""
+        return cls(column, logits.gather(1, column[:, None])[:, 0], finite)
+
 
 def best(logits: Tensor) -> Best:
     """`argmax` of `logits` [R, N], and the values that are there.
@@ -33,8 +38,7 @@ def best(logits: Tensor) -> Best:
     Raises:
         ValueError: as `argmax`.
     """
-    column, finite = argmax(logits)
-    return Best(column, logits.gather(1, column[:, None])[:, 0], finite)
+    return Best.of(logits, *argmax(logits))
 
 
 def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:

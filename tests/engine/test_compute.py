@@ -9,6 +9,7 @@ import torch
 import flashinfer_stand_in
 from blendrun.engine import compute
 from blendrun.engine.compute import choose_compute
+from blendrun.engine.sampler import PLAIN_TOKENS
 from blendrun.errors import InputError
 from blendrun.kernels.flashinfer import library
 
@@ -63,6 +64,23 @@ def test_with_a_gpu_it_is_flashinfer_there_unless_told_otherwise():
     assert chosen(device="cpu").device.type == "cpu"
     plain = chosen(attention="torch")
     assert (plain.device.type, plain.attention.backend) == ("cuda", "torch")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_beside_flashinfer_tokens_are_found_and_drawn_by_triton_where_it_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(compute, "_triton_version", lambda: None)
+    taken = chosen()
+    assert taken.tokens is PLAIN_TOKENS
+    assert taken.kernels["draw"] == "torch on cuda: no Triton"
+    pytest.importorskip("triton")
+    monkeypatch.setattr(compute, "_triton_version", lambda: "3.9")
+    for taken in (chosen(), chosen(attention="triton")):
+        assert taken.tokens.draw is not None
+        assert taken.kernels["argmax"].startswith("Triton 3.9")
+        assert taken.kernels["draw"].startswith("Triton 3.9")
+    assert chosen(attention="torch").tokens is PLAIN_TOKENS
 
 
 @pytest.mark.usefixtures("gpu")

@@ -1,12 +1,14 @@
 """A job through the GPU path, on the stand-in for FlashInfer: the CPU engine's tokens."""
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+from blendrun.engine.sampler import TokenKernels
 from flashinfer_stand_in import ContractError
 from tiny_devices import OnStandIn, in_plain_torch, in_triton
 from tiny_jobs import execute, plan_job
@@ -87,10 +89,35 @@ def test_plain_torch_gives_the_tokens_of_the_cpu(
 
 def test_our_triton_kernels_give_the_tokens_of_the_cpu(checkpoint: Path, tmp_path: Path):
     pytest.importorskip("triton")
-    rows = [{"prompt": f"fox {i}", "max_tokens": 2} for i in range(2)]  # the interpreter is slow
+    rows = [  # few: the interpreter is slow
+        {"prompt": "fox 0", "max_tokens": 2},
+        {"prompt": "fox 1", "max_tokens": 2, "temperature": 1.0, "top_k": 50},
+    ]
     plan, _ = plan_job(tmp_path, rows, checkpoint, ignore_eos=True)
     expected = answers(plan, tmp_path / "cpu")
     assert answers(plan, tmp_path / "device", in_triton) == expected
+
+
+def test_our_draws_beside_flashinfer_give_the_tokens_of_the_cpu(checkpoint: Path, tmp_path: Path):
+    pytest.importorskip("triton")
+    kernels = import_module("blendrun.engine.triton_tokens").TRITON_TOKENS
+    drawn = []
+
+    def draw(logits: Any, best: Any, rows: Any, columns: Any) -> Any:
+        drawn.extend(rows)
+        return kernels.draw(logits, best, rows, columns)
+
+    rows = [
+        {"prompt": "what is the sum?", "max_tokens": 3},
+        {"prompt": "what is the sum?", "max_tokens": 3, "temperature": 1.0},
+        {"prompt": "question 4", "max_tokens": 3, "temperature": 2.0, "top_p": 0.8},
+        {"prompt": "question 5", "max_tokens": 3, "temperature": 2.0, "top_k": 9, "min_p": 0.01},
+    ]
+    plan, _ = plan_job(tmp_path, rows, checkpoint, ignore_eos=True)
+    expected = answers(plan, tmp_path / "cpu")
+    load = OnStandIn(tokens=TokenKernels(kernels.argmax, draw))
+    assert answers(plan, tmp_path / "device", load) == expected
+    assert len(drawn) == 6  # not those with top_p
 
 
 @pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])

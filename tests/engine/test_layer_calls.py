@@ -53,11 +53,13 @@ def step_of(new: list[int], before: list[int], drawn: list[int] | None = None) -
     return StepInputs(
         slot=table[sequence, positions // PAGE_SIZE].astype(np.int64) * PAGE_SIZE
         + positions % PAGE_SIZE,
+        memory_frac=np.zeros(0),
         token_idx=np.arange(total, dtype=np.int32),
         copy_from=none,
         copy_to=none,
         token_ids=np.random.default_rng(total).integers(0, 300, total).astype(np.int32),
         positions=positions.astype(np.int32),
+        part_bounds=none,
         num_tokens=num_tokens,
         context_len=context_len.astype(np.int32),
         page_table=table,

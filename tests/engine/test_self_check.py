@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,9 @@ from blendrun.engine import self_check
 from blendrun.engine.compute import triton_compute
 from blendrun.engine.graphs import Capture
 from blendrun.engine.kv_dtypes import KV_DTYPES
+from blendrun.engine.sampler import PLAIN_TOKENS, TokenKernels, sample
 from blendrun.engine.self_check import check_compute
+from blendrun.engine.token_check import differing_frac
 from blendrun.errors import BackendError
 from blendrun.kernels.paged.torch_attention import TorchAttention
 from flashinfer_stand_in import ContractError
@@ -93,6 +96,53 @@ def test_a_kernel_that_fails_is_a_refusal_with_its_words():
 
     with pytest.raises(BackendError, match="no kernel image"):
         check(SimpleNamespace(**names | {"append_paged_kv_cache": failing}))
+
+
+def worst(logits: torch.Tensor) -> Any:
+    _, finite = PLAIN_TOKENS.argmax(logits)
+    return logits.argmin(-1), finite
+
+
+def blind(logits: torch.Tensor) -> Any:
+    best, finite = PLAIN_TOKENS.argmax(logits)
+    return best, torch.ones_like(finite)
+
+
+def next_one(logits: torch.Tensor, _: Any, rows: Any, columns: Any) -> Any:
+    """Draws for the position behind."""
+    late = replace(columns, position=columns.position + 1)
+    return sample(logits, late).token_ids[rows]
+
+
+def other_rows(logits: torch.Tensor, _: Any, rows: Any, columns: Any) -> Any:
+    return sample(logits, columns).token_ids[: len(rows)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "kernels",
+    [
+        TokenKernels(worst),
+        TokenKernels(blind),
+        TokenKernels(PLAIN_TOKENS.argmax, next_one),
+        TokenKernels(PLAIN_TOKENS.argmax, other_rows),
+    ],
+    ids=["worst", "blind", "next one", "other rows"],
+)
+def test_best_tokens_and_draws_that_are_not_those_of_the_cpu_are_found(
+    kernels: TokenKernels, dtype: torch.dtype
+):
+    compute = replace(stand_in_compute(), tokens=kernels)
+    with pytest.raises(BackendError, match="best tokens and draws"):
+        check_compute(compute, OTHERS, tiny_config(head_dim=64), dtype)
+
+
+@pytest.mark.parametrize("vocab_size", [100, 384, 50000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_our_best_tokens_and_draws_are_those_of_the_cpu(vocab_size: int, dtype: torch.dtype):
+    pytest.importorskip("triton")
+    kernels = import_module("blendrun.engine.triton_tokens").TRITON_TOKENS
+    assert differing_frac(kernels, vocab_size, dtype, CPU) == 0
 
 
 class _Once(RecordingMaker):

@@ -52,6 +52,15 @@ def test_the_cost_model_divides_where_reads_hide_behind_products():
     assert choose(StepShape(32, 0, 300_000)) == WHOLE
 
 
+def test_collectives_of_both_parts_count():
+    one, step = cost_model("h100-sxm"), StepShape(200, 1024, 300_000)
+    fast = replace(one.hardware, collective_latency_s=0.0)
+    assert ByCost(CostModel(one.shape, fast, tp=2))(step) == Split(2)
+    slow = replace(one.hardware, collective_latency_s=1e-3)  # more than parts gain
+    assert ByCost(CostModel(one.shape, slow, tp=2))(step) == WHOLE
+    assert ByCost(CostModel(one.shape, slow))(step) == Split(2)
+
+
 def test_on_divides_without_a_table_too_and_off_never():
     cost = cost_model("h100-sxm")
     choose, reason = choose_split("on", cost)
@@ -80,10 +89,7 @@ def test_what_cannot_overlap_says_so_where_it_is_asked_for():
     assert choose_overlap("auto", None, cost, False)[0] is None
     assert choose_overlap("auto", lanes, cost, True)[0] is None
     assert choose_overlap("auto", lanes, cost, False)[0] is not None
-    two = replace(cost, tp=2)
-    assert choose_overlap("auto", lanes, two, False)[0] is None
-    with pytest.raises(InputError, match="--overlap on: tensor-parallel ranks"):
-        choose_overlap("on", lanes, two, False)
+    assert choose_overlap("on", lanes, replace(cost, tp=2), False)[0] is not None
     with pytest.raises(InputError, match="one thing at a time"):
         choose_overlap("on", None, cost, False)
     with pytest.raises(InputError, match="--pod"):

@@ -220,11 +220,13 @@ def test_a_step_reads_as_it_was_told():
 
     step = StepInputs(
         slot=np.array([2**40, 7], np.int64),
+        memory_frac=np.array([0.375]),
         token_idx=ints(0, 1),
         copy_from=ints(3),
         copy_to=ints(4),
         token_ids=ints(5, 6),
         positions=ints(0, 9),
+        part_bounds=ints(0, 1, 2),
         num_tokens=ints(1, 1),
         context_len=ints(1, 10),
         page_table=np.arange(6, dtype=np.int32).reshape(2, 3),

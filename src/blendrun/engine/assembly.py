@@ -145,6 +145,7 @@ def assemble(
         share_reads=settings.shares_reads,
         may_split=not settings.deterministic,
         overlap=overlap,
+        lanes=model.compute.lanes,
         capture=capture,
     )
     loop = RunLoop(

@@ -18,6 +18,7 @@ from blendrun.engine.graphs import Capture
 from blendrun.engine.kv_dtypes import check_on_cpu, check_triton, is_in_triton
 from blendrun.engine.overlap import LaneMaker
 from blendrun.engine.paged_attention import PagedAttention
+from blendrun.engine.sampler import PLAIN_TOKENS, TokenKernels
 from blendrun.errors import InputError
 from blendrun.kernels.cpu.attention import CpuAttention
 from blendrun.kernels.cpu.library import load_all
@@ -38,6 +39,7 @@ class Compute:
     lanes: LaneMaker | None = None  # for parts of steps at the same time; None: it cannot
     capture: Capture | None = None  # of decode-only steps; None: it cannot
     why_no_graphs: str = "this device captures nothing"
+    tokens: TokenKernels = PLAIN_TOKENS
 
 
 def choose_compute(
@@ -106,16 +108,20 @@ def flashinfer_compute(
     """All kernels from FlashInfer, or from a module like it."""
     attention = FlashInferAttention(library, device, reason, fused=pod, kv_dtype=kv_dtype)
     elementwise = FlashInferElementwise(library)
-    names = ("rms_norm", "rotary", "silu_mul")
-    kernels = dict.fromkeys(names, reason) | {"argmax": f"torch on {device.type}"}
+    kernels = dict.fromkeys(("rms_norm", "rotary", "silu_mul"), reason)
     capture = Capture(attention, CudaGraphMaker()) if device.type == "cuda" else None
-    return Compute(device, attention, elementwise, kernels, _lanes(device), capture)
+    lanes, version = _lanes(device), _triton_version()
+    if version is None:
+        kernels |= dict.fromkeys(("argmax", "draw"), f"torch on {device.type}: no Triton")
+        return Compute(device, attention, elementwise, kernels, lanes, capture)
+    kernels |= dict.fromkeys(("argmax", "draw"), f"Triton {version}")
+    return Compute(device, attention, elementwise, kernels, lanes, capture, tokens=_triton_tokens())
 
 
 def torch_compute(
     device: torch.device, reason: str, kv_dtype: torch.dtype | None = None
 ) -> Compute:
-    names = ("argmax", "rms_norm", "rotary", "silu_mul")
+    names = ("argmax", "draw", "rms_norm", "rotary", "silu_mul")
     kernels = dict.fromkeys(names, f"torch on {device.type}")
     attention = TorchAttention(device, reason, kv_dtype=kv_dtype)
     why_no_graphs = "plain torch attention goes by lengths that the CPU has"
@@ -139,15 +145,22 @@ def triton_compute(
 ) -> Compute:
     """Our Triton kernels, which are imported here and nowhere else."""
     module = import_module("blendrun.kernels.paged.triton_attention")
-    kernels = dict.fromkeys(("rms_norm", "rotary", "silu_mul"), reason)
+    names = ("argmax", "draw", "rms_norm", "rotary", "silu_mul")
     return Compute(
         device,
         module.TritonAttention(device, reason, kv_dtype=kv_dtype),
         module.TritonElementwise(),
-        kernels | {"argmax": f"torch on {device.type}"},
+        dict.fromkeys(names, reason),
         _lanes(device),
         why_no_graphs="our Triton attention has as many programs as each step has tiles",
+        tokens=_triton_tokens(),
     )
+
+
+def _triton_tokens() -> TokenKernels:
+    """Imported here and nowhere else, as Triton may be missing."""
+    kernels: TokenKernels = import_module("blendrun.engine.triton_tokens").TRITON_TOKENS
+    return kernels
 
 
 def _lanes(device: torch.device) -> LaneMaker | None:

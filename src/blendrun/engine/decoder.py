@@ -23,10 +23,11 @@ from blendrun.engine.operators import Operator, StepOperators
 from blendrun.engine.products import is_panels, linear
 from blendrun.engine.rope import cos_sin, inverse_frequencies
 from blendrun.engine.row_blocks import in_blocks
+from blendrun.engine.sampler import PLAIN_TOKENS, TokenKernels
 from blendrun.engine.step_part import StepPart
 from blendrun.engine.tensor_group import ALONE, TensorGroup
 from blendrun.kernels.cpu import linear as panels
-from blendrun.kernels.cpu.argmax import Best, best
+from blendrun.kernels.cpu.argmax import Best
 from blendrun.kernels.cpu.rotation import Rotation
 
 
@@ -41,14 +42,15 @@ class Decoder:
         executor: Executor | None = None,
         group: TensorGroup = ALONE,
         elementwise: Elementwise = PLAIN,
+        tokens: TokenKernels = PLAIN_TOKENS,
     ) -> None:
         """`config` is that of the whole model, `weights` are those of the group's shard.
 
         `row_block`: rows that are computed at a time (`row_blocks`); None: all of a step.
         `executor` runs the operators of `forward`; None: one after the other.
-        `elementwise` are the kernels of the weights' device.
+        `elementwise` and `tokens` are the kernels of the weights' device.
         """
-        self._elementwise = elementwise
+        self._elementwise, self.tokens = elementwise, tokens
         self._executor = executor or SequentialExecutor()
         self.config = config.sharded(group.shard)  # heads and MLP of this rank
         self.weights = weights
@@ -155,7 +157,7 @@ class Decoder:
             return self.weights.screen.best(hidden)[0]
         if is_panels(self.weights.head):
             return panels.linear_argmax(hidden, self.weights.head)
-        return best(self.logits(hidden))
+        return self.tokens.best(self.logits(hidden))
 
     def _linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float | None = None

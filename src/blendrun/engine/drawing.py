@@ -12,7 +12,13 @@ from blendrun.engine.guides import Guides
 from blendrun.engine.logit_edits import LogitEdits
 from blendrun.engine.logprobs import LogprobTensors, drawn_logprobs
 from blendrun.engine.requests import EngineRequests
-from blendrun.engine.sampler import Sampled, SamplingColumns, sample
+from blendrun.engine.sampler import (
+    PLAIN_TOKENS,
+    Sampled,
+    SamplingColumns,
+    TokenKernels,
+    sample,
+)
 from blendrun.kernels.uploads import upload
 from blendrun.tree.prefix_tree import Int32, Int64
 
@@ -44,10 +50,14 @@ class TokenDrawer:
     """What no row of a step asks for costs that step nothing."""
 
     def __init__(
-        self, requests: EngineRequests, generations: Generations, guides: Guides | None
+        self,
+        requests: EngineRequests,
+        generations: Generations,
+        guides: Guides | None,
+        kernels: TokenKernels = PLAIN_TOKENS,
     ) -> None:
         self._requests, self._generations, self._guides = requests, generations, guides
-        self._edits = LogitEdits(requests, generations)
+        self._edits, self._kernels = LogitEdits(requests, generations), kernels
 
     def needs_logits(self, request: Int32) -> npt.NDArray[np.bool_]:
         """Of which of the requests [R] the best token is not enough to know."""
@@ -71,9 +81,8 @@ class TokenDrawer:
         """
         columns = self._requests
         asks = np.flatnonzero(columns.logprobs[request] >= 0)
-        drawn = sample(
-            self._changed(logits, request, len(asks) > 0), self._sampling(request, position)
-        )
+        changed = self._changed(logits, request, len(asks) > 0)
+        drawn = sample(changed, self._sampling(request, position), self._kernels)
         logprobs = None
         if len(asks):
             top_k = int(columns.logprobs[request[asks]].max())

@@ -3,15 +3,15 @@
 import torch
 
 from blendrun.engine import rank_memory
+from blendrun.engine.compute import Compute
 from blendrun.engine.decoder import Decoder
-from blendrun.engine.paged_attention import PagedAttention
 from blendrun.engine.step_inputs import STEP, StepInputs
 from blendrun.engine.step_runner import PAGES, KvPages, StepRunner
 from blendrun.errors import BackendError
 
 
 @torch.inference_mode()
-def follow(decoder: Decoder, attention: PagedAttention) -> None:
+def follow(decoder: Decoder, compute: Compute) -> None:
     """Compute the steps that the first rank tells, until it is gone.
 
     Raises:
@@ -24,7 +24,8 @@ def follow(decoder: Decoder, attention: PagedAttention) -> None:
             rank_memory.answer(decoder, message)
         elif message.kind == PAGES:
             runner = None  # its KV tensors make room for the next ones
-            runner = StepRunner(decoder, attention, KvPages.of(message))
+            pages = KvPages.of(message)
+            runner = StepRunner(decoder, compute.attention, pages, compute.lanes)
         elif message.kind == STEP and runner is not None:
             _compute(runner, StepInputs.of(message))
         else:

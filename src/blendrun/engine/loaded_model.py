@@ -130,7 +130,12 @@ def load_decoder(
         weights = load_weights(folder, config, dtype, device, group.shard)
     row_block = ROW_BLOCK if settings.deterministic else None
     decoder = Decoder(
-        config, pack_weights(weights), row_block, group=group, elementwise=compute.elementwise
+        config,
+        pack_weights(weights),
+        row_block,
+        group=group,
+        elementwise=compute.elementwise,
+        tokens=compute.tokens,
     )
     if settings.deterministic:
         check_deterministic(decoder, compute.attention)

@@ -1,12 +1,10 @@
 """Steps in parts that run at the same time: how each is divided, and who runs the parts."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from blendrun.cost.cost_model import CostModel
-from blendrun.engine.executors import Executor
 from blendrun.engine.lanes import Lanes
-from blendrun.engine.overlap_executor import OverlapExecutor
 from blendrun.engine.split_choice import ChooseSplit, OverlapMode, choose_split
 from blendrun.engine.step_cuts import StepShape, cut_step
 from blendrun.errors import InputError
@@ -21,20 +19,26 @@ class LaneMaker(Protocol):
         """Whether any share but 0 can be had."""
 
 
+class Division(NamedTuple):
+    bounds: Int64  # of a step's parts, see `cut_step`
+    memory_frac: float  # of the SMs, for decode attention alone; 0: they are not divided
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Overlap:
-    choose: ChooseSplit
-    lanes: LaneMaker
+    """The parts of steps; of a tensor-parallel group the first rank says them."""
 
-    def divide(self, num_tokens: Int32, context_len: Int32) -> tuple[Int64, Executor] | None:
-        """Bounds of a step's parts (`cut_step`) and what runs them; None: it stays whole."""
+    choose: ChooseSplit
+
+    def divide(self, num_tokens: Int32, context_len: Int32) -> Division | None:
+        """None: a step of these sequences stays whole."""
         split = self.choose(StepShape.of(num_tokens, context_len))
         if split.num_parts < 2:
             return None
         bounds = cut_step(num_tokens, context_len, split.num_parts)
         if len(bounds) < 3:
             return None
-        return bounds, OverlapExecutor(self.lanes(split.memory_frac))
+        return Division(bounds, split.memory_frac)
 
 
 def choose_overlap(
@@ -50,11 +54,9 @@ def choose_overlap(
         problem = "this device runs one thing at a time"
     elif pod:
         problem = "--pod has prefill and decode attention in one launch"
-    elif cost.tp > 1:
-        problem = "tensor-parallel ranks compute steps as a whole"
     if lanes is None or problem is not None:
         if mode == "on":
             raise InputError(f"--overlap on: {problem}", "leave it out")
         return None, f"{problem}"
     choose, reason = choose_split(mode, cost)
-    return None if choose is None else Overlap(choose, lanes), reason
+    return None if choose is None else Overlap(choose), reason

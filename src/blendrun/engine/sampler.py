@@ -5,6 +5,7 @@ Filters come in transformers' order: temperature, then top_k, top_p (of what top
 uniform number from `noise`; batch order and batch size do not matter. Knows no requests.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from blendrun.engine.noise import uniforms
-from blendrun.kernels.cpu.argmax import argmax
+from blendrun.kernels.cpu.argmax import Best, argmax
 from blendrun.kernels.uploads import upload
 
 _ROWS_AT_ONCE = 32  # bounds the float64 temporaries: 32 rows of 150 K tokens are 38 MB each
@@ -38,6 +39,23 @@ class SamplingColumns:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class TokenKernels:
+    """What finds and draws tokens on a device."""
+
+    argmax: Callable[[Tensor], tuple[Tensor, Tensor]]  # see `kernels.cpu.argmax`
+    # (logits [S, vocab], best int64 [S], rows int64 [R], columns of all S) -> int64 [R], for rows
+    # without top_p; None: plain torch draws
+    draw: Callable[[Tensor, Tensor, np.ndarray, SamplingColumns], Tensor] | None = None
+
+    def best(self, logits: Tensor) -> Best:
+        """`argmax` of `logits` [R, N], and the values that are there."""
+        return Best.of(logits, *self.argmax(logits))
+
+
+PLAIN_TOKENS = TokenKernels(argmax)  # C++ on the CPU where it compiles, plain torch elsewhere
+
+
 class Sampled(NamedTuple):
     """On the device of the logits."""
 
@@ -45,13 +63,21 @@ class Sampled(NamedTuple):
     bad: Tensor  # bool [S]: the logits held NaN or infinity
 
 
-def sample(logits: Tensor, columns: SamplingColumns) -> Sampled:
+def sample(
+    logits: Tensor, columns: SamplingColumns, kernels: TokenKernels = PLAIN_TOKENS
+) -> Sampled:
     """A token for each row of `logits` [S, vocab]; of equal best ones greedy takes one.
 
     Rows with non-finite logits are reported in `bad`, not raised. Nothing waits for the device.
     """
-    token_ids, finite = argmax(logits)
+    token_ids, finite = kernels.argmax(logits)
     random_rows = np.flatnonzero(columns.temperature > 0)
+    if kernels.draw is not None:
+        is_launched = columns.top_p[random_rows] >= 1
+        launched, random_rows = random_rows[is_launched], random_rows[~is_launched]
+        if len(launched):
+            at = upload(torch.from_numpy(launched), logits.device)
+            token_ids[at] = kernels.draw(logits, token_ids, launched, columns)
     for start in range(0, len(random_rows), _ROWS_AT_ONCE):
         rows = random_rows[start : start + _ROWS_AT_ONCE]
         at = upload(torch.from_numpy(rows), logits.device)

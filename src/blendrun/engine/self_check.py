@@ -18,6 +18,7 @@ from blendrun.engine.elementwise import PLAIN, Elementwise
 from blendrun.engine.graphs import Capture
 from blendrun.engine.paged_attention import PagedAttention
 from blendrun.engine.rope import cos_sin
+from blendrun.engine.token_check import differing_frac
 from blendrun.errors import BackendError
 from blendrun.kernels.cpu.rotation import Rotation
 from blendrun.kernels.cpu.shared_prefixes import find_shared_prefixes
@@ -64,6 +65,10 @@ def check_compute(
     rows = problem.elementwise(name, compute.elementwise)
     for what, expected in problem.elementwise("plain torch", PLAIN).items():
         _compare(name, f"{what} and plain torch", rows[what], expected, _TOLERANCE[dtype])
+    with _refusing(name):
+        differing = differing_frac(compute.tokens, config.vocab_size, dtype, compute.device)
+    if differing:
+        raise _refusal(name, f"best tokens and draws: {differing:.0%} are not the CPU's")
 
 
 def _compare(path: str, what: str, found: Tensor, expected: Tensor, tolerance: float) -> None:

@@ -67,6 +67,9 @@ class ByCost:
         weights_s = float(self.cost.step_weight_read_s(halves).sum())
         # reading weights and reading KV never hide behind each other
         parts_s = max(float(self.cost.overlapped_s(products_s, reads_s)), weights_s + reads_s)
+        # that collectives hide was never measured: they count in full, those of each part
+        whole_s += float(self.cost.collective_s(shape.tokens))
+        parts_s += float(self.cost.collective_s(halves).sum())
         return Split(2) if parts_s < whole_s else WHOLE
 
     def _products_s(self, tokens: int) -> float:

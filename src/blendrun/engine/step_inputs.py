@@ -9,7 +9,10 @@ import numpy.typing as npt
 from blendrun.engine.tensor_group import Message
 from blendrun.tree.prefix_tree import Int32, Int64
 
+Float64 = npt.NDArray[np.float64]
+
 STEP = 1  # kind of message
+_OF_8_BYTES = {"slot": np.int64, "memory_frac": np.float64}  # the first, so that they are aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +23,13 @@ class StepInputs:
     """
 
     slot: Int64  # [W] page * page_size + offset, …
+    memory_frac: Float64  # [1] of the SMs, for decode attention of a step in parts; [0]: whole
     token_idx: Int32  # [W] … of which token
     copy_from: Int32  # [C] pages
     copy_to: Int32  # [C]
     token_ids: Int32  # [T]
     positions: Int32  # [T]
+    part_bounds: Int32  # [P + 1] of the step's parts, in sequences; [0]: it stays whole
     num_tokens: Int32  # [S]
     context_len: Int32  # [S] tokens, those of the step included
     page_table: Int32  # [S, max_pages]
@@ -42,11 +47,13 @@ class StepInputs:
         none = np.zeros(0, np.int32)
         return StepInputs(
             slot=self.slot[written],
+            memory_frac=np.zeros(0),
             token_idx=self.token_idx[written] - np.int32(begin),
             copy_from=none,
             copy_to=none,
             token_ids=self.token_ids[begin:end],
             positions=self.positions[begin:end],
+            part_bounds=none,
             num_tokens=self.num_tokens[first:last],
             context_len=self.context_len[first:last],
             page_table=self.page_table[first:last],
@@ -69,9 +76,10 @@ class StepInputs:
         arrays: dict[str, npt.NDArray[Any]] = {}
         start = 0
         for name, size in sizes.items():
-            end = start + size * (2 if name == "slot" else 1)
+            end = start + size * (2 if name in _OF_8_BYTES else 1)
             arrays[name], start = message.payload[start:end], end
-        arrays["slot"] = arrays["slot"].view(np.int64)  # the first, so that it is aligned
+        for name, dtype in _OF_8_BYTES.items():
+            arrays[name] = arrays[name].view(dtype)
         arrays["page_table"] = arrays["page_table"].reshape(sizes["num_tokens"], -1)
         return cls(**arrays)
 

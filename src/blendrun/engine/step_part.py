@@ -28,5 +28,6 @@ class StepPart:
 
     def made(self) -> tuple[Tensor, ...]:
         """What operators have left here so far."""
-        names = ("x", "hidden", "cos", "sin")
-        return tuple(getattr(self, name) for name in names if hasattr(self, name))
+        names = ("x", "hidden", "branch", "cos", "sin")
+        made = (getattr(self, name, None) for name in names)
+        return tuple(tensor for tensor in made if tensor is not None)

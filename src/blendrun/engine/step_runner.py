@@ -15,11 +15,11 @@ from torch import Tensor
 
 from blendrun.engine.decode_graphs import DecodeGraphs, scratch_pages
 from blendrun.engine.decoder import Decoder
-from blendrun.engine.executors import Executor
 from blendrun.engine.graphs import Capture
 from blendrun.engine.layer_calls import LayerCalls
 from blendrun.engine.layer_clock import CpuClock, layer_clock
-from blendrun.engine.overlap import Overlap
+from blendrun.engine.overlap import LaneMaker
+from blendrun.engine.overlap_executor import OverlapExecutor
 from blendrun.engine.paged_attention import PagedAttention, StepReads, StepWrites
 from blendrun.engine.sampler import Sampled
 from blendrun.engine.step_cuts import bounding_resource
@@ -28,7 +28,6 @@ from blendrun.engine.step_part import StepPart
 from blendrun.engine.tensor_group import Message
 from blendrun.engine.tokens_ahead import TokensAhead
 from blendrun.engine.vocab_shards import best_tokens, whole_logits
-from blendrun.kernels.cpu.argmax import best as best_columns
 from blendrun.kernels.cpu.rotation import Rotation
 from blendrun.kernels.cpu.shared_prefixes import SharedPrefixes, find_shared_prefixes
 from blendrun.kernels.uploads import upload
@@ -75,11 +74,11 @@ class StepRunner:
         decoder: Decoder,
         attention: PagedAttention,
         pages: KvPages,
-        overlap: Overlap | None = None,
+        lanes: LaneMaker | None = None,
         capture: Capture | None = None,
     ) -> None:
-        """`overlap` divides steps into parts, `capture` captures decodes; None: nothing does."""
-        self._overlap = overlap
+        """`lanes` are for steps in parts, `capture` captures decodes; None: there are none."""
+        self._lanes = lanes
         config = decoder.config
         self.clock = layer_clock(decoder.device)  # of the last step's attention and KV writes
         self._decoder, self._attention, self._pages = decoder, attention, pages
@@ -111,16 +110,13 @@ class StepRunner:
                 torch.from_numpy(step.copy_from),
                 torch.from_numpy(step.copy_to),
             )
-        divided = None
-        if self._overlap is not None:
-            divided = self._overlap.divide(step.num_tokens, step.context_len)
         token_ids = self._indices(step.token_ids)
         if ahead is not None:
             token_ids = ahead.over(token_ids)
-        if divided is None:
-            hidden = self._whole(step, token_ids)
+        if len(step.part_bounds):
+            hidden = self._in_parts(step, token_ids)
         else:
-            hidden = self._in_parts(step, token_ids, *divided)
+            hidden = self._whole(step, token_ids)
         return hidden[: len(step.drawn)], hidden[len(step.drawn) :]
 
     def _whole(self, step: StepInputs, token_ids: Tensor) -> Tensor:
@@ -142,10 +138,13 @@ class StepRunner:
 
         return self._decoder.forward_with(layers, token_ids, positions, rows)
 
-    def _in_parts(
-        self, step: StepInputs, token_ids: Tensor, bounds: Int64, executor: Executor
-    ) -> Tensor:
+    def _in_parts(self, step: StepInputs, token_ids: Tensor) -> Tensor:
         """As a whole step's `Decoder.forward`."""
+        assert self._lanes is not None
+        executor, bounds = (
+            OverlapExecutor(self._lanes(float(step.memory_frac[0]))),
+            step.part_bounds,
+        )
         begin = np.concatenate([[0], np.cumsum(step.num_tokens)])[bounds]
         parts = []
         for number, (first, last) in enumerate(pairwise(bounds.tolist())):
@@ -181,7 +180,7 @@ class StepRunner:
                 best.append(best_tokens(self._decoder.best(some), vocab_size, group))
             else:
                 logits = self._decoder.logits(some)
-                best.append(best_tokens(best_columns(logits), vocab_size, group))
+                best.append(best_tokens(self._decoder.tokens.best(logits), vocab_size, group))
                 rows = self._indices(step.whole[low:high] - np.int32(start))
                 chosen = logits if len(rows) == len(logits) else logits[rows]
                 whole.append(whole_logits(chosen, vocab_size, group))

@@ -17,7 +17,7 @@ from blendrun.engine.graphs import Capture
 from blendrun.engine.guides import Guides
 from blendrun.engine.layer_clock import layer_clock
 from blendrun.engine.logprobs import joined, logprobs
-from blendrun.engine.overlap import Overlap
+from blendrun.engine.overlap import LaneMaker, Overlap
 from blendrun.engine.paged_attention import PagedAttention
 from blendrun.engine.prefix_cache import PrefixCache
 from blendrun.engine.prompt_scores import PromptScores, Wanted
@@ -48,18 +48,25 @@ class TorchBackend:
         share_reads: bool,
         may_split: bool,
         overlap: Overlap | None = None,
+        lanes: LaneMaker | None = None,
         capture: Capture | None = None,
     ) -> None:
-        """`share_reads`, `may_split`: see `KvPages`; `overlap`, `capture`: see `StepRunner`."""
+        """
+        Args:
+            share_reads, may_split: see `KvPages`.
+            overlap: divides steps into parts, which run on the `lanes`; None: they stay whole.
+            capture: see `StepRunner`.
+        """
+        self._overlap = overlap
         self._group, self._device = decoder.group, decoder.device
         self._generations, self._cache = generations, cache
         # requests that share prefixes are neighbours here
         self._place = np.argsort(requests.tree.leaf_order)
         self._scores = scores
-        self._drawer = TokenDrawer(requests, generations, guides)
+        self._drawer = TokenDrawer(requests, generations, guides, decoder.tokens)
         pages = KvPages(cache.num_pages, cache.page_size, share_reads, may_split)
         self._group.tell(pages.message())
-        self._runner = StepRunner(decoder, attention, pages, overlap, capture)
+        self._runner = StepRunner(decoder, attention, pages, lanes, capture)
 
     def run(self, batch: Batch) -> StepResult:
         """Compute a batch and draw a token for every sequence that needs one."""
@@ -124,13 +131,21 @@ class TorchBackend:
         request, _ = _draws(batch)
         whole = np.flatnonzero(self._drawer.needs_logits(request)).astype(np.int32)
         scored = np.zeros(0, np.int32) if wanted is None else wanted.token_idx.astype(np.int32)
+        bounds, memory_frac = np.zeros(0, np.int32), np.zeros(0)
+        if self._overlap is not None:
+            division = self._overlap.divide(batch.num_tokens, context_len)
+            if division is not None:
+                bounds = division.bounds.astype(np.int32)
+                memory_frac = np.array([division.memory_frac])
         return StepInputs(
             slot=writes.slot,
+            memory_frac=memory_frac,
             token_idx=writes.token_idx,
             copy_from=writes.copy_from,
             copy_to=writes.copy_to,
             token_ids=token_ids,
             positions=positions,
+            part_bounds=bounds,
             num_tokens=batch.num_tokens,
             context_len=context_len,
             page_table=self._cache.page_table[batch.slot, :num_pages],

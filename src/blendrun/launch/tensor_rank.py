@@ -41,7 +41,7 @@ def run_rank(job: RankJob, first: Connection) -> None:
         compute = checked_compute(job.config, job.settings, job.place)
         decoder = load_decoder(job.folder, job.config, job.settings, compute, group)
         first.send(READY)
-        follow(decoder, compute.attention)
+        follow(decoder, compute)
     except BlendrunError as error:
         first.send(error.message)
         sys.exit(1)
