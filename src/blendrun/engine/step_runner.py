@@ -141,10 +141,8 @@ class StepRunner:
     def _in_parts(self, step: StepInputs, token_ids: Tensor) -> Tensor:
         """As a whole step's `Decoder.forward`."""
         assert self._lanes is not None
-        executor, bounds = (
-            OverlapExecutor(self._lanes(float(step.memory_frac[0]))),
-            step.part_bounds,
-        )
+        executor = OverlapExecutor(self._lanes(float(step.memory_frac[0])))
+        bounds = step.part_bounds
         begin = np.concatenate([[0], np.cumsum(step.num_tokens)])[bounds]
         parts = []
         for number, (first, last) in enumerate(pairwise(bounds.tolist())):
