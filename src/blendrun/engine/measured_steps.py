@@ -30,8 +30,10 @@ from blendrun.schedule.settings import PlanSettings
 from blendrun.tree.annotate import Float64
 
 _RUNS = 2
-_OUTPUT_TOKENS, _WALL_S = (4, 92), 15  # of a request; about, of a run of the job
-_PROMPT_TOKENS, _MOST_REQUESTS = (32, 288), 96
+# Of a request. As many are drawn as are computed of prompts, as in jobs that share prefixes: where
+# prompts are most of the job, an error of theirs is shared out among few outputs.
+_OUTPUT_TOKENS, _PROMPT_TOKENS = (8, 168), (16, 144)
+_WALL_S, _MOST_REQUESTS = 15, 112  # about, of a run of the job
 _FIRST_STEPS = 2  # pages are touched and shapes planned for the first time
 _FAR_OFF = 6.0  # medians of what steps are off the fit
 _LEAST_T = 2.0  # standard errors that a cost must be above 0 to count as told apart
