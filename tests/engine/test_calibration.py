@@ -29,7 +29,7 @@ from blendrun.engine.measured_steps import (
     Overheads,
     fit_overheads,
     least_squares,
-    quicker_steps,
+    quickest_steps,
 )
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.engine.step_log import STEP_SCHEMA
@@ -78,13 +78,13 @@ def test_a_run_that_is_disturbed_for_a_while_does_not_move_costs():
         place = table.column_names.index("step_s")
         return table.set_column(place, "step_s", pa.array(step_s))
 
-    made = fit_overheads(quicker_steps([disturbed(5), disturbed(20)]), NO_READS, COST)
+    made = fit_overheads(quickest_steps([disturbed(5), disturbed(20)]), NO_READS, COST)
     assert (made.step_s, made.token_s, made.output_s) == pytest.approx((2e-3, 3e-5, 4e-5))
 
 
 def test_runs_that_went_through_other_steps_all_count():
     table = steps(lambda tokens, _: 2e-3 + 3e-5 * tokens)
-    assert quicker_steps([table, table.slice(1)]).num_rows == 79
+    assert quickest_steps([table, table.slice(1)]).num_rows == 79
 
 
 def test_no_cost_comes_out_below_zero_and_the_others_are_kept():

@@ -1,9 +1,10 @@
 """What a step costs beside products and attention: a short job, and a fit to its steps.
 
 Requests of the job differ in length, so that steps differ in tokens and in outputs: only then can
-a cost of each step, of each token and of each output be told apart. The job runs twice, and of each
-step the quicker time counts, as for products: others may disturb one for a while, and a few
-steps suffice to put a cost into the wrong one of the three.
+a cost of each step, of each token and of each output be told apart. The job runs three times, and
+of each step the quickest time counts, as for products: others may disturb one for a while, and a
+few steps suffice to put a cost into the wrong one of the three. The first run is also slower: the
+system has to find memory for its pages.
 """
 
 from collections.abc import Sequence
@@ -29,11 +30,11 @@ from blendrun.schedule.planner import make_plan
 from blendrun.schedule.settings import PlanSettings
 from blendrun.tree.annotate import Float64
 
-_RUNS = 2
+_RUNS = 3
 # Of a request. As many are drawn as are computed of prompts, as in jobs that share prefixes: where
 # prompts are most of the job, an error of theirs is shared out among few outputs.
 _OUTPUT_TOKENS, _PROMPT_TOKENS = (8, 168), (16, 144)
-_WALL_S, _MOST_REQUESTS = 15, 112  # about, of a run of the job
+_WALL_S, _MOST_REQUESTS = 15, 96  # about, of a run of the job
 _FIRST_STEPS = 2  # pages are touched and shapes planned for the first time
 _FAR_OFF = 6.0  # medians of what steps are off the fit
 _LEAST_T = 2.0  # standard errors that a cost must be above 0 to count as told apart
@@ -85,7 +86,7 @@ def _of_runs(run_dirs: Sequence[Path], cost: CostModel) -> Overheads:
     table = manifest.environment["hardware"]
     assumed = from_table(HardwareProfile, table, "manifest: hardware")
     factor = assumed.effective_bandwidth / cost.hardware.effective_bandwidth
-    steps = quicker_steps(runs)
+    steps = quickest_steps(runs)
     read_s = steps["predicted_memory_s"].to_numpy() * factor
     found = fit_overheads(steps, read_s, cost)
     between_s = min(map(_between_s, runs))
@@ -98,8 +99,8 @@ def _between_s(steps: pa.Table) -> float:
     return max(float(start_s[-1] + step_s[-1] - start_s[0] - step_s.sum()), 0.0)
 
 
-def quicker_steps(runs: Sequence[pa.Table]) -> pa.Table:
-    """Of each step of runs of one job its quicker record, where all went through equal steps.
+def quickest_steps(runs: Sequence[pa.Table]) -> pa.Table:
+    """Of each step of runs of one job its quickest record, where all went through equal steps.
 
     Else all records of all runs.
 
