@@ -1,13 +1,11 @@
 """What a step costs beside products and attention: a short job, and a fit to its steps.
 
 Requests of the job differ in length, so that steps differ in tokens and in outputs: only then can
-a cost of each step, of each token and of each output be told apart. The job runs three times, and
-of each step the quickest time counts, as for products: others may disturb one for a while, and a
-few steps suffice to put a cost into the wrong one of the three. The first run is also slower: the
-system has to find memory for its pages.
+a cost of each step, of each token and of each output be told apart. Steps are as large as those of
+real jobs. In small ones a fixed cost of the step weighs so much that a little of it, put onto
+tokens or outputs, is a lot in a job with many of them in a step.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -30,11 +28,8 @@ from blendrun.schedule.planner import make_plan
 from blendrun.schedule.settings import PlanSettings
 from blendrun.tree.annotate import Float64
 
-_RUNS = 3
-# Of a request. As many are drawn as are computed of prompts, as in jobs that share prefixes: where
-# prompts are most of the job, an error of theirs is shared out among few outputs.
-_OUTPUT_TOKENS, _PROMPT_TOKENS = (8, 168), (16, 144)
-_WALL_S, _MOST_REQUESTS = 15, 96  # about, of a run of the job
+_OUTPUT_TOKENS, _WALL_S = (8, 200), 35  # of a request; about, of the job
+_PROMPT_TOKENS, _MOST_REQUESTS = (32, 288), 192
 _FIRST_STEPS = 2  # pages are touched and shapes planned for the first time
 _FAR_OFF = 6.0  # medians of what steps are off the fit
 _LEAST_T = 2.0  # standard errors that a cost must be above 0 to count as told apart
@@ -72,46 +67,28 @@ def measure_overheads(
         plan_settings = resolve(PlanSettings, flags | {"hardware": "cpu"}, {}, "calibrate")
         make_plan([str(prompts)], plan_settings, plan, lambda *_: None)
         nothing = RunEvents(lambda *_: None, lambda _: None, lambda _: None)
-        runs = [folder / f"run-{number}" for number in range(_RUNS)]
-        for run_dir in runs:
-            execute_plan(plan, run_dir, settings, nothing, load=load)
-        return _of_runs(runs, cost)
+        run_dir = folder / "run"
+        execute_plan(plan, run_dir, settings, nothing, load=load)
+        return _of_run(run_dir, cost)
 
 
-def _of_runs(run_dirs: Sequence[Path], cost: CostModel) -> Overheads:
-    """The costs of the steps of equal runs; what is done between steps counts to outputs."""
-    runs, manifest = [read_steps(run_dir) for run_dir in run_dirs], read_manifest(run_dirs[0])
-    if manifest is None or not all(steps.num_rows for steps in runs):
+def _of_run(run_dir: Path, cost: CostModel) -> Overheads:
+    """The costs of the steps of a run; what is done between steps counts to outputs."""
+    steps, manifest = read_steps(run_dir), read_manifest(run_dir)
+    if manifest is None or not steps.num_rows:
         return Overheads(0.0, 0.0, 0.0, CAUSES)
     table = manifest.environment["hardware"]
     assumed = from_table(HardwareProfile, table, "manifest: hardware")
     factor = assumed.effective_bandwidth / cost.hardware.effective_bandwidth
-    steps = quickest_steps(runs)
     read_s = steps["predicted_memory_s"].to_numpy() * factor
     found = fit_overheads(steps, read_s, cost)
-    between_s = min(map(_between_s, runs))
     num_outputs = max(pc.sum(steps["output_tokens"]).as_py(), 1)
-    return replace(found, output_s=found.output_s + between_s / num_outputs)
+    return replace(found, output_s=found.output_s + _between_s(steps) / num_outputs)
 
 
 def _between_s(steps: pa.Table) -> float:
     start_s, step_s = (steps[name].to_numpy() for name in ("start_s", "step_s"))
     return max(float(start_s[-1] + step_s[-1] - start_s[0] - step_s.sum()), 0.0)
-
-
-def quickest_steps(runs: Sequence[pa.Table]) -> pa.Table:
-    """Of each step of runs of one job its quickest record, where all went through equal steps.
-
-    Else all records of all runs.
-
-    Args:
-        runs: each `STEP_SCHEMA`, in order.
-    """
-    equal = ("prefill_tokens", "decode_tokens", "output_tokens")
-    if any(steps.select(equal) != runs[0].select(equal) for steps in runs):
-        return pa.concat_tables(runs)
-    quickest = np.argmin([steps["step_s"].to_numpy() for steps in runs], axis=0)
-    return pa.concat_tables(runs).take(quickest * runs[0].num_rows + np.arange(len(quickest)))
 
 
 def fit_overheads(steps: pa.Table, read_s: Float64, cost: CostModel) -> Overheads:
