@@ -15,30 +15,18 @@ from blendrun.engine.device_memory import KV_FRAC
 from blendrun.engine.settings import ExecuteSettings
 from blendrun.engine.weights import load_weights
 from engine.test_device_memory import FakeMemory
-from engine.test_device_path import ROWS, answers
+from engine.test_device_path import answers
 from tiny_devices import CPU, OnStandIn
 from tiny_groups import load_on_threads, on_ranks
-from tiny_jobs import plan_job
 from tiny_launches import counting
-from tiny_models import make_checkpoint, tiny_config
-
-HEADS = {"hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 4}
-
-
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
-    """A plan, and what one rank on the CPU answers."""
-    folder = tmp_path_factory.mktemp("job")
-    checkpoint = make_checkpoint(folder / "model", **HEADS)
-    plan, _ = plan_job(folder, ROWS, checkpoint, ignore_eos=True)
-    return plan, answers(plan, folder / "cpu")
+from tiny_models import tiny_config
 
 
 @pytest.mark.parametrize(("tp", "pod"), [(2, False), (4, True)])
 def test_tokens_are_those_of_one_rank_on_the_cpu(
-    job: tuple[Path, list[Any]], tp: int, pod: bool, tmp_path: Path
+    job_of_ranks: tuple[Path, list[Any]], tp: int, pod: bool, tmp_path: Path
 ):
-    plan, expected = job
+    plan, expected = job_of_ranks
     library, launches = counting()
     load = partial(load_on_threads, compute_of=OnStandIn(library).compute)
     how = {"tp": tp, "pod": pod, "chunk_size": 8 if pod else 32}
@@ -49,16 +37,20 @@ def test_tokens_are_those_of_one_rank_on_the_cpu(
     assert (environment["tp"], environment["attention"]) == (tp, "flashinfer")
 
 
-def test_tokens_over_float8_are_those_of_one_rank(job: tuple[Path, list[Any]], tmp_path: Path):
-    plan, _ = job
+def test_tokens_over_float8_are_those_of_one_rank(
+    job_of_ranks: tuple[Path, list[Any]], tmp_path: Path
+):
+    plan, _ = job_of_ranks
     how = {"kv_dtype": "fp8_e4m3"}
     expected = answers(plan, tmp_path / "one", OnStandIn(), **how)
     load = partial(load_on_threads, compute_of=OnStandIn().compute)
     assert answers(plan, tmp_path / "two", load, tp=2, **how) == expected
 
 
-def test_plain_torch_gives_the_tokens_of_one_rank(job: tuple[Path, list[Any]], tmp_path: Path):
-    plan, expected = job
+def test_plain_torch_gives_the_tokens_of_one_rank(
+    job_of_ranks: tuple[Path, list[Any]], tmp_path: Path
+):
+    plan, expected = job_of_ranks
 
     def plain(_: ExecuteSettings) -> Compute:
         return torch_compute(CPU, "asked for")

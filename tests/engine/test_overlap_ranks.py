@@ -12,20 +12,19 @@ import torch
 from blendrun.data.manifest import read_manifest
 from blendrun.engine import overlap
 from blendrun.engine.decoder import Decoder
+from blendrun.engine.executors import SequentialExecutor
 from blendrun.engine.overlap_executor import OverlapExecutor
 from blendrun.engine.split_choice import Split
 from blendrun.engine.step_part import StepPart
 from blendrun.engine.tensor_group import Ranks
 from blendrun.engine.weights import load_weights
 from engine.test_decoder import dense_attend, positions_of, random_sequences
-from engine.test_device_path import ROWS, answers
-from engine.test_device_ranks import HEADS
+from engine.test_device_path import answers
 from engine.test_overlap_executor import Deaf
 from tiny_devices import OnStandIn
 from tiny_groups import load_on_threads, on_ranks
-from tiny_jobs import plan_job
 from tiny_lanes import CheckedLanes, OneKind, RaceError
-from tiny_models import make_checkpoint, tiny_config
+from tiny_models import tiny_config
 
 LENGTHS = ([9, 1, 17], [4, 6])  # sequences of two parts
 
@@ -41,24 +40,15 @@ def seen_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ranks, "sum", touching)
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
-    """A plan, and what one rank on the CPU answers."""
-    folder = tmp_path_factory.mktemp("job")
-    checkpoint = make_checkpoint(folder / "model", **HEADS)
-    plan, _ = plan_job(folder, ROWS, checkpoint, ignore_eos=True)
-    return plan, answers(plan, folder / "cpu")
-
-
 @pytest.mark.parametrize(("tp", "num_parts"), [(2, 2), (2, 3), (4, 2)])
 def test_tokens_are_those_of_one_rank_and_no_lane_races(
     tp: int,
     num_parts: int,
-    job: tuple[Path, list[Any]],
+    job_of_ranks: tuple[Path, list[Any]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    plan, expected = job
+    plan, expected = job_of_ranks
     choose = lambda *_: (lambda _shape: Split(num_parts, 0.25), "a test")  # noqa: E731
     monkeypatch.setattr(overlap, "choose_split", choose)
     made: list[CheckedLanes] = []
@@ -105,9 +95,9 @@ def parts() -> list[StepPart]:
 def test_sums_wait_for_products_and_products_for_sums(checkpoint: Path, in_order: bool):
     whole = Decoder(tiny_config(), load_weights(checkpoint, tiny_config(), torch.float32))
     with torch.inference_mode():
-        expected = torch.cat([whole.forward_parts([part], whole._executor) for part in parts()])
+        alone = [whole.forward_parts([part], SequentialExecutor()) for part in parts()]
     for found in in_parts(checkpoint, CheckedLanes, in_order):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+        torch.testing.assert_close(found, torch.cat(alone), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("lane", ["network", "compute", "memory"])

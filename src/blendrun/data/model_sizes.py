@@ -11,7 +11,7 @@ from blendrun.data.model_support import SUPPORTED, check_sizes
 from blendrun.data.weight_bits import weight_bits
 from blendrun.errors import InputError
 
-LAYER_BITS = "layer_weight_bits"  # `cost.model_shape` reads it; quantised layers only
+LAYER_BITS = "layer_weight_bits"  # `cost.hf_config` reads it; quantised layers only
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config", "decoder_config")
 _OTHER_PARTS = ("vision_config", "audio_config", "visual", "mm_vision_tower", "vision_tower")
 _NAMES = {  # of a size, most usual first; a point leads into a table

@@ -9,7 +9,7 @@ from typing import Any
 from blendrun.errors import InputError
 
 # where the method alone says it
-_BY_METHOD = {"fp8": 8, "fbgemm_fp8": 8, "ptpc_fp8": 8, "experts_int8": 8, "mxfp4": 4}
+_BY_METHOD = {"fp8": 8, "fbgemm_fp8": 8, "ptpc_fp8": 8, "experts_int8": 8}
 _BY_ALGORITHM = {"FP8": 8, "FP8_PER_CHANNEL_PER_TOKEN": 8, "FP8_PB_WO": 8, "NVFP4": 4, "MXFP8": 8}
 _SCALE_BITS = 16  # of each group of weights
 _MXFP4_GROUP = 32  # weights that share a scale of 8 bits

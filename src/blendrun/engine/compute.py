@@ -110,12 +110,11 @@ def flashinfer_compute(
     elementwise = FlashInferElementwise(library)
     kernels = dict.fromkeys(("rms_norm", "rotary", "silu_mul"), reason)
     capture = Capture(attention, CudaGraphMaker()) if device.type == "cuda" else None
-    lanes, version = _lanes(device), _triton_version()
-    if version is None:
-        kernels |= dict.fromkeys(("argmax", "draw"), f"torch on {device.type}: no Triton")
-        return Compute(device, attention, elementwise, kernels, lanes, capture)
-    kernels |= dict.fromkeys(("argmax", "draw"), f"Triton {version}")
-    return Compute(device, attention, elementwise, kernels, lanes, capture, tokens=_triton_tokens())
+    version = _triton_version()
+    drawn = f"torch on {device.type}: no Triton" if version is None else f"Triton {version}"
+    kernels |= dict.fromkeys(("argmax", "draw"), drawn)
+    tokens = PLAIN_TOKENS if version is None else _triton_tokens()
+    return Compute(device, attention, elementwise, kernels, _lanes(device), capture, tokens=tokens)
 
 
 def torch_compute(

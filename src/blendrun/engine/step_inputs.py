@@ -9,8 +9,6 @@ import numpy.typing as npt
 from blendrun.engine.tensor_group import Message
 from blendrun.tree.prefix_tree import Int32, Int64
 
-Float64 = npt.NDArray[np.float64]
-
 STEP = 1  # kind of message
 _OF_8_BYTES = {"slot": np.int64, "memory_frac": np.float64}  # the first, so that they are aligned
 
@@ -23,7 +21,8 @@ class StepInputs:
     """
 
     slot: Int64  # [W] page * page_size + offset, …
-    memory_frac: Float64  # [1] of the SMs, for decode attention of a step in parts; [0]: whole
+    # [1] of the SMs, for decode attention of a step in parts; [0]: it stays whole
+    memory_frac: npt.NDArray[np.float64]
     token_idx: Int32  # [W] … of which token
     copy_from: Int32  # [C] pages
     copy_to: Int32  # [C]

@@ -12,10 +12,10 @@ _MOST_COLUMNS = 9001  # several blocks of each kernel, and a last one that is no
 def differing_frac(
     kernels: TokenKernels, vocab_size: int, dtype: torch.dtype, device: torch.device
 ) -> float:
-    """Of rows of random logits [24, vocab_size] (9001 at most), those that give another token.
+    """Share of rows of random logits [24, vocab_size] (9001 at most) that give another token.
 
-    Some are greedy, some are drawn, of all tokens, of the best ones by top_k, top_p and min_p;
-    some logits are no numbers.
+    Some are greedy, some are drawn, of all tokens, of the best ones by top_k, top_p and min_p.
+    Rows in which some logits are no numbers must be told as such; their tokens are nobody's.
     """
     random, num_columns = torch.Generator().manual_seed(0), min(vocab_size, _MOST_COLUMNS)
     logits = (2 * torch.randn(_NUM_ROWS, num_columns, generator=random)).to(dtype)
